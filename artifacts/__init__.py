@@ -1,0 +1,21 @@
+"""What stages leave behind, and the only thing they meet in.
+
+Owns the bytes: where they lie, when they count, how they are checked. Knows nothing of models,
+rewards or training, and imports the standard library, pyarrow and fsspec alone.
+
+    <store>/<run>/
+      run.json                                  resolved config and digests, written once
+      tracking.json                             where the run is tracked, written once
+      prompts/<key>/                            the data set, rendered and tokenised
+      iteration-000012/
+        rollout/<key>/
+          shard-00000.<sha256>.arrow            whole, or not there
+          ledger.<sha256>.arrow                 who did what when, outside every digest
+          manifest.json                         written last: nothing exists before it does
+        score/<key>/ …
+        update/<key>/ …
+      policy/000012/<key>/                      weights and trainer state of a snapshot
+
+The invariant: a manifest names every byte of its output by digest, and nothing it names is
+changed after it. Crash anywhere, run again: the output is found whole or made whole.
+"""

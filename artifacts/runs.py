@@ -1,0 +1,70 @@
+"""Where things lie in a run, and what of it is committed."""
+
+import json
+from typing import Any
+
+from artifacts.errors import AlreadyExistsError
+from artifacts.manifests import FILE_NAME, Manifest, read_manifest
+from artifacts.store import Store
+
+RECORD = "run.json"
+
+
+def run_url(store_url: str, name: str) -> str:
+    """URL of run ``name`` in the store at ``store_url``."""
+    return f"{store_url.rstrip('/')}/{name}"
+
+
+def stage_folder(stage: str, key: str, iteration: int) -> str:
+    """Folder of a stage's output in an iteration."""
+    return f"iteration-{iteration:06d}/{stage}/{key[:16]}"
+
+
+def prompts_folder(key: str) -> str:
+    """Folder of the tokenised data set."""
+    return f"prompts/{key[:16]}"
+
+
+def policy_folder(version: int, key: str) -> str:
+    """Folder of policy ``version``'s snapshot, made by the update with ``key``."""
+    return f"policy/{version:06d}/{key[:16]}"
+
+
+def is_committed(store: Store, folder: str) -> bool:
+    """Whether ``folder`` holds a manifest."""
+    return store.exists(f"{folder}/{FILE_NAME}")
+
+
+def write_record(store: Store, record: dict[str, Any]) -> None:
+    """Write the run's record. Raises AlreadyExistsError where there is one."""
+    store.create(RECORD, json.dumps(record, sort_keys=True, indent=1).encode())
+
+
+def read_record(store: Store) -> dict[str, Any] | None:
+    """The run's record, or None where no run lies."""
+    try:
+        return dict(json.loads(store.read(RECORD)))
+    except FileNotFoundError:
+        return None
+
+
+def read_or_write(store: Store, path: str, value: dict[str, Any]) -> dict[str, Any]:
+    """Write ``value`` as JSON at ``path``, or read what another process wrote there first."""
+    try:
+        store.create(path, json.dumps(value, sort_keys=True, indent=1).encode())
+    except AlreadyExistsError:
+        return dict(json.loads(store.read(path)))
+    return value
+
+
+def iterations(store: Store) -> list[int]:
+    """Numbers of the iterations that left anything, in order."""
+    names = (name for name in store.names("") if name.startswith("iteration-"))
+    return sorted(int(name.removeprefix("iteration-")) for name in names)
+
+
+def committed(store: Store, iteration: int, stage: str) -> list[tuple[str, Manifest]]:
+    """Folder and manifest of every commit of ``stage`` in ``iteration``."""
+    parent = f"iteration-{iteration:06d}/{stage}"
+    folders = [f"{parent}/{name}" for name in store.names(parent)]
+    return [(f, read_manifest(store, f)) for f in folders if is_committed(store, f)]

@@ -1,0 +1,97 @@
+"""The columns of every shard, with a sentence of meaning each.
+
+Only nullable columns are ever added; a reader takes the columns it knows by name.
+"""
+
+import pyarrow as pa
+
+ROWS_VERSION = 1
+_INTS = pa.list_(pa.int32())
+_FLOATS = pa.list_(pa.float32())
+
+
+def _schema(kind: str, columns: list[tuple[str, pa.DataType, str]]) -> pa.Schema:
+    fields = [pa.field(name, type_, metadata={"doc": doc}) for name, type_, doc in columns]
+    return pa.schema(fields, metadata={"ratchet.kind": kind, "ratchet.version": str(ROWS_VERSION)})
+
+
+PROMPTS = _schema(
+    "prompts",
+    [
+        ("prompt_id", pa.string(), "digest of the data row: its bytes, wherever it lies"),
+        ("row", pa.int64(), "row number in the data set, from 0"),
+        ("token_ids", _INTS, "the prompt as the engine gets it; never tokenised again"),
+        ("text", pa.string(), "the prompt as rendered, for people"),
+        ("ground_truth", pa.string(), "what the reward compares with; null where there is none"),
+        ("extra", pa.string(), "the data row's other columns, as JSON"),
+    ],
+)
+
+ROLLOUTS = _schema(
+    "rollouts",
+    [
+        ("sample_id", pa.string(), "unique in the run: <group_id>-<sample_index>"),
+        ("group_id", pa.string(), "the samples of one prompt row: <iteration>-<group index>"),
+        ("prompt_id", pa.string(), "digest of the data row"),
+        ("row", pa.int64(), "row number in the data set"),
+        ("epoch", pa.int64(), "how often the data set had been gone through before, from 0"),
+        ("sample_index", pa.int32(), "place in the group, from 0"),
+        ("seed", pa.int64(), "the sampler's own seed for this sample"),
+        ("prompt_ids", _INTS, "the prompt's tokens"),
+        ("response_ids", _INTS, "exactly what the engine sampled, end token included"),
+        ("logprobs", _FLOATS, "natural log, of the distribution that was sampled from; a token"),
+        ("loss_mask", pa.list_(pa.int8()), "1 where the policy chose the token, 0 elsewhere"),
+        ("finish_reason", pa.string(), "stop (an end token or string) or length (cut)"),
+        ("text", pa.string(), "the response as text, for rewards and people"),
+        ("prompt_text", pa.string(), "the prompt as text"),
+        ("ground_truth", pa.string(), "copied from the prompt"),
+        ("extra", pa.string(), "copied from the prompt"),
+        ("policy_version", pa.int64(), "number of updates behind the weights that sampled"),
+        ("policy_digest", pa.string(), "digest of those weights, as the engine reported it"),
+    ],
+)
+
+ADVANTAGES = _schema(
+    "advantages",
+    [
+        ("sample_id", pa.string(), "the sample"),
+        ("advantage", pa.float64(), "null where the sample was left out"),
+        ("weight", pa.float64(), "1 where the sample entered the step's counts, else 0"),
+        ("step", pa.int64(), "the optimizer step that used it, from 1 over the whole run"),
+    ],
+)
+
+STEPS = _schema(
+    "steps",
+    [
+        ("step", pa.int64(), "optimizer step, from 1 over the whole run"),
+        ("name", pa.string(), "metric"),
+        ("value", pa.float64(), "its value over all tokens and ranks of the step"),
+    ],
+)
+
+LEDGER = _schema(
+    "ledger",
+    [
+        ("unit", pa.string(), "the unit of work, such as shard-00003 or rank-0"),
+        ("worker", pa.string(), "who did it"),
+        ("start", pa.float64(), "Unix time, seconds"),
+        ("seconds", pa.float64(), "wall time"),
+        ("rows", pa.int64(), "samples"),
+        ("tokens", pa.int64(), "tokens generated or trained on"),
+        ("bytes", pa.int64(), "bytes written"),
+    ],
+)
+
+
+def scores_schema(rewards: list[str]) -> pa.Schema:
+    """One row a sample; a column ``reward.<name>`` for each reward component."""
+    columns = [
+        ("sample_id", pa.string(), "the sample"),
+        ("group_id", pa.string(), "its group"),
+        *[(f"reward.{name}", pa.float64(), "one component, unweighted") for name in rewards],
+        ("reward", pa.float64(), "weighted sum; null when a component is"),
+        ("error", pa.string(), "JSON record of what a reward function raised, else null"),
+        ("reference_logprobs", _FLOATS, "log-probs under the reference model, else null"),
+    ]
+    return _schema("scores", columns)

@@ -1,0 +1,107 @@
+"""Tables and files whose name carries their digest.
+
+``shard-00003.<sha256>.arrow`` is an Arrow IPC file, zstd-compressed, encoded in memory and
+written whole. The IPC format itself notices no flipped byte, so every read checks the digest.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from artifacts.errors import IntegrityError
+from artifacts.keys import sha256
+from artifacts.manifests import Manifest, Shard
+from artifacts.store import Store
+
+_NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
+
+
+def encode(table: pa.Table) -> bytes:
+    """``table`` as an Arrow IPC file; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
+
+
+def write_shard(store: Store, folder: str, index: int, table: pa.Table) -> Shard:
+    """Write ``table`` as shard ``index`` of ``folder``."""
+    return write_table(store, folder, f"shard-{index:05d}", table)
+
+
+def write_table(store: Store, folder: str, stem: str, table: pa.Table) -> Shard:
+    """Write ``table`` as ``<stem>.<sha256>.arrow`` in ``folder``."""
+    return write_file(store, folder, stem, "arrow", encode(table), table.num_rows)
+
+
+def write_file(
+    store: Store, folder: str, stem: str, suffix: str, data: bytes, rows: int = 0
+) -> Shard:
+    """Write ``data`` as ``<stem>.<sha256>.<suffix>`` in ``folder``."""
+    digest = sha256(data)
+    shard = Shard(f"{stem}.{digest}.{suffix}", rows, len(data), digest)
+    store.put(f"{folder}/{shard.name}", data)
+    return shard
+
+
+def read_file(store: Store, folder: str, shard: Shard) -> bytes:
+    """The bytes of ``shard``, checked.
+
+    Raises:
+        IntegrityError: it is missing, or its digest is another.
+    """
+    path = f"{folder}/{shard.name}"
+    try:
+        data = store.read(path)
+    except FileNotFoundError as error:
+        raise IntegrityError(path, shard.digest, "no file") from error
+    found = sha256(data)
+    if found != shard.digest:
+        raise IntegrityError(path, shard.digest, f"{found} ({len(data)} bytes)")
+    return data
+
+
+def read_shard(store: Store, folder: str, shard: Shard) -> pa.Table:
+    """The table of ``shard``, its digest and row count checked."""
+    table = _decode(read_file(store, folder, shard))
+    if table.num_rows != shard.rows:
+        raise IntegrityError(f"{folder}/{shard.name}", shard.rows, table.num_rows, "rows")
+    return table
+
+
+def read_shards(store: Store, folder: str, manifest: Manifest) -> Iterator[pa.Table]:
+    """The tables of ``manifest``, shard by shard."""
+    for shard in manifest.shards:
+        yield read_shard(store, folder, shard)
+
+
+def read_table(store: Store, folder: str, manifest: Manifest) -> pa.Table:
+    """All shards of ``manifest`` as one table."""
+    return pa.concat_tables(read_shards(store, folder, manifest))
+
+
+def find_shards(store: Store, folder: str, wanted: Iterable[int]) -> dict[int, Shard]:
+    """Whole shards that an earlier attempt left in ``folder``, by index.
+
+    What does not verify counts as missing and is made again under its right name. Where two
+    attempts left different bytes for one index, the lower digest is taken: any choice is
+    whole, and this one is the same in every process.
+    """
+    indices = set(wanted)
+    found: dict[int, Shard] = {}
+    for name in store.names(folder):
+        match = _NAME.fullmatch(name)
+        if match is None or int(match[1]) not in indices or int(match[1]) in found:
+            continue
+        data = store.read(f"{folder}/{name}")
+        if sha256(data) == match[2]:
+            shard = Shard(name, _decode(data).num_rows, len(data), match[2])
+            found[int(match[1])] = shard
+    return found
+
+
+def _decode(data: bytes) -> pa.Table:
+    return pa.ipc.open_file(pa.BufferReader(data)).read_all()

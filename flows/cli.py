@@ -1,0 +1,174 @@
+"""The command line. Every command's work is imported when it is asked for, never for ``--help``."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from flows.environment import set_defaults
+
+app = typer.Typer(
+    name="ratchet",
+    help="RL post-training of language models as discrete, committed, resumable stages.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as update.lr=1e-5.")
+]
+RunUrl = Annotated[str, typer.Argument(metavar="RUN", help="A run's path or URL.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="All workers in this process.")]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run: Annotated[str | None, typer.Option("--run", help="Name of the run.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Start a run, or go on with it."""
+    from flows.config import load_config
+    from flows.launch import launch
+
+    named = [f"run={json.dumps(run)}"] if run else []
+    launch(load_config(config, [*(overrides or []), *named]), debug)
+
+
+@app.command()
+def resume(run: RunUrl, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Go on from what is committed."""
+    from flows.launch import launch
+    from flows.record import config_of
+
+    launch(config_of(run_url(run), overrides or []), debug)
+
+
+@app.command()
+def status(run: RunUrl, as_json: AsJson = False) -> None:
+    """Show what is committed, iteration by iteration and stage by stage."""
+    from flows.status import run_status, status_table
+
+    found = run_status(run_url(run))
+    _show(found, status_table, as_json)
+
+
+@app.command()
+def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show derived sizes and check them. Starts nothing."""
+    from flows.config import load_config
+    from flows.plan import make_plan
+
+    rows = make_plan(load_config(config, overrides or [])).table()
+    if as_json:
+        print(json.dumps({name: value for name, value, _ in rows}, indent=1))
+        return
+    from flows.tables import print_table
+
+    print_table(["size", "value", "from"], rows)
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="rollout|score|update")],
+    run: RunUrl,
+    iteration: Annotated[int, typer.Option(min=1, help="Which iteration.")],
+    debug: Debug = False,
+) -> None:
+    """Run one stage alone, from its committed inputs."""
+    from flows.launch import run_stage
+    from flows.record import config_of
+
+    run_stage(config_of(run_url(run), []), name, iteration, debug)
+
+
+@app.command()
+def samples(
+    run: RunUrl,
+    iteration: Annotated[int | None, typer.Option(min=1, help="Default: the newest.")] = None,
+    where: Annotated[str | None, typer.Option(help='SQL, such as "reward > 0.5".')] = None,
+    sort: Annotated[str | None, typer.Option(help='SQL, such as "reward desc".')] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Look at rollouts with their rewards."""
+    from flows.look import print_samples
+
+    print_samples(run_url(run), iteration, where, sort, limit, as_json)
+
+
+@app.command()
+def export(
+    run: RunUrl,
+    to: Annotated[str, typer.Option(help="Folder to make.")],
+    iteration: Annotated[int | None, typer.Option(min=1, help="Default: the newest.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a policy as a plain Hugging Face folder."""
+    from flows.export import export_policy
+    from flows.record import config_of
+
+    export_policy(config_of(run_url(run), []), to, iteration, debug)
+
+
+@app.command()
+def doctor(
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what works here, and what to do about what does not."""
+    from flows.doctor import print_findings
+
+    print_findings(config, as_json)
+
+
+def run_url(run: str) -> str:
+    """A run as the user names it, as a URL or an absolute path."""
+    import os
+
+    return run.rstrip("/") if "://" in run else os.path.abspath(run)
+
+
+def _show(found: Any, table: Callable[[Any], None], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        table(found)
+
+
+def main() -> None:
+    """Entry point: exceptions to one sentence and an exit code."""
+    set_defaults()
+    # A plain SIGTERM would leave the Prefect run RUNNING for ever.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("ratchet: stopped; `ratchet resume` goes on from what is committed", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        sys.exit(_explain(error))
+
+
+def _explain(error: Exception) -> int:
+    """Print what went wrong; returns the exit code."""
+    from artifacts.errors import IntegrityError
+    from flows.config import UserError
+    from stages.contract import StageError
+
+    known = ((UserError, 2), (IntegrityError, 3), (StageError, 1))
+    for kind, code in known:
+        if isinstance(error, kind):
+            print(f"ratchet: {error}", file=sys.stderr)
+            return code
+    import traceback
+
+    traceback.print_exception(error)
+    return 1

@@ -1,0 +1,206 @@
+"""One YAML file to one strict model, with ``key=value`` overrides."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from stages.rollout.config import DataConfig, RolloutConfig
+from stages.score.config import ScoreConfig
+from stages.settings import Section, execution
+from stages.update.config import UpdateConfig
+
+
+class UserError(Exception):
+    """The user asked for something that can't be: one plain sentence, exit 2."""
+
+
+class CheckpointConfig(Section):
+    """When weights and trainer state are kept."""
+
+    every: int = execution(10, ge=1, description="iterations between snapshots; the last has one")
+
+
+class RolloutResources(Section):
+    """Where engines run."""
+
+    engines: int = execution(1, ge=1, description="engine processes")
+    gpus: float = execution(0.0, ge=0, description="GPUs of one engine; a fraction shares one")
+    threads: int | None = execution(None, ge=1, description="CPU threads of one; null: all cores")
+
+
+class ScoreResources(Section):
+    """Where rewards and the reference model run."""
+
+    workers: int = execution(2, ge=1, description="worker processes")
+    gpus: float = execution(0.0, ge=0, description="GPUs of one worker, for the reference model")
+    threads: int | None = execution(None, ge=1, description="CPU threads of one; null: a share")
+
+
+class UpdateResources(Section):
+    """Where trainer ranks run."""
+
+    ranks: int = execution(1, ge=1, description="trainer processes; weights are shared out")
+    gpus: float = execution(0.0, ge=0, description="GPUs of one rank; a fraction shares one")
+    threads: int | None = execution(None, ge=1, description="CPU threads of one; null: a share")
+
+
+class Resources(Section):
+    """What a run may use. Moving from a laptop to GPUs changes this section only."""
+
+    ray_address: str | None = execution(None, description="a Ray cluster; null: one for this run")
+    rollout: RolloutResources = execution(RolloutResources())
+    score: ScoreResources = execution(ScoreResources())
+    update: UpdateResources = execution(UpdateResources())
+
+
+class TrackingConfig(Section):
+    """Where MLflow keeps the run."""
+
+    enabled: bool = execution(True)
+    uri: str | None = execution(None, description="null: an SQLite file beside the runs")
+    experiment: str = execution("ratchet")
+    samples: int = execution(32, ge=0, description="rows of an iteration's sample table; 0: none")
+
+
+class RetryConfig(Section):
+    """What Prefect does when a stage fails."""
+
+    attempts: int = execution(2, ge=0, description="repeats of a failed stage")
+    delay_seconds: float = execution(2.0, ge=0, description="before the first; doubles after")
+
+
+class Config(Section):
+    """A run."""
+
+    run: str = execution("run", description="name; the run lies at <store>/<run>")
+    store: str = execution("runs", description="path or fsspec URL of the folder of runs")
+    model: str = execution(..., description="folder of a Hugging Face causal language model")
+    seed: int = Field(0, ge=0)
+    iterations: int = execution(..., ge=1, description="how far to go")
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    score: ScoreConfig
+    update: UpdateConfig = UpdateConfig()
+    checkpoint: CheckpointConfig = execution(CheckpointConfig())
+    resources: Resources = execution(Resources())
+    tracking: TrackingConfig = execution(TrackingConfig())
+    retries: RetryConfig = execution(RetryConfig())
+
+    @property
+    def url(self) -> str:
+        """Where the run lies."""
+        store = self.store if "://" in self.store else os.path.abspath(self.store)
+        return f"{store.rstrip('/')}/{self.run}"
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps planned over the run."""
+        return self.iterations * self.update.minibatches
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in the YAML file ``path``, with overrides applied.
+
+    Raises:
+        UserError: something about it is wrong; the message says what and what to do.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise UserError(
+            f"config {path!r} can't be read ({error.strerror}): check the path"
+        ) from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"config {path!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"config {path!r} holds no mapping: write `key: value` lines")
+    return make_config(values, overrides, path)
+
+
+def make_config(values: dict[str, Any], overrides: Sequence[str], source: str) -> Config:
+    """The configuration of plain ``values`` with overrides applied. Raises UserError."""
+    for override in overrides:
+        values = override_value(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_sentence(error, Config)}") from None
+
+
+def override_value(values: dict[str, Any], override: str) -> dict[str, Any]:
+    """``values`` with one ``a.b.c=value`` applied; the value is read as YAML."""
+    name, separator, text = override.partition("=")
+    if not separator or not name:
+        raise UserError(f"override {override!r} is not key=value, such as update.lr=1e-5")
+    keys = name.split(".")
+    return _set(values, keys, _scalar(text), override)
+
+
+def _set(values: Any, keys: Sequence[str], value: Any, override: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UserError(f"override {override!r}: {keys[0]!r} lies in no section")
+    rest = value if len(keys) == 1 else _set(values.get(keys[0]) or {}, keys[1:], value, override)
+    return {**values, keys[0]: rest}
+
+
+def _scalar(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        # YAML 1.1 reads 1e-5 as text, for want of a point.
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing wrong, as a sentence."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"there is no key {place!r}{_nearest(model, first['loc'])}"
+    if first["type"] == "missing":
+        return f"the key {place!r} is missing, and it has no default"
+    reason = first["msg"].removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:]
+    return f"{place} is {first['input']!r}: {reason}"
+
+
+def _nearest(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    fields = _fields_at(model, place[:-1])
+    close = difflib.get_close_matches(str(place[-1]), fields, n=1, cutoff=0.5)
+    if close:
+        return f": did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(fields))}"
+
+
+def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    for part in place:
+        if isinstance(part, str):
+            annotation: Any = model.model_fields[part].annotation
+            arguments = getattr(annotation, "__args__", ())
+            model = next((a for a in arguments if isinstance(a, type)), annotation)
+    return list(model.model_fields)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Where two resolved configurations differ, as ``key: old → new`` lines."""
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        was, now = old.get(name), new.get(name)
+        if isinstance(was, dict) and isinstance(now, dict):
+            lines += differences(was, now, f"{prefix}{name}.")
+        elif was != now:
+            lines.append(f"{prefix}{name}: {was!r} → {now!r}")
+    return lines

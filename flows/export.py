@@ -1,0 +1,51 @@
+"""``ratchet export``: a policy as a plain Hugging Face folder, without a trace of us in it."""
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from artifacts.runs import iterations
+from flows.config import Config, UserError
+from flows.plan import make_plan
+from flows.record import open_run
+from flows.report import Report, set_up_logging
+from flows.session import Session
+from stages.update.export import save_policy
+
+
+def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -> None:
+    """Write the policy after ``iteration`` (default: the newest) to folder ``to``.
+
+    A policy without a snapshot is rebuilt by replaying its updates first.
+    """
+    if Path(to).exists():
+        raise UserError(f"{to} exists already: name a folder that does not")
+    plan = make_plan(config)
+    store = open_run(plan)
+    set_up_logging()
+    report = Report()
+    session = Session(plan, store, report, debug)
+    try:
+        version = iteration or _newest(session)
+        session.recall_all(before=version + 1)
+        snapshot = session.snapshot_now()
+    finally:
+        session.pools.close()
+        report.close()
+    temporary = f"{os.path.abspath(to)}.tmp-{uuid.uuid4().hex[:8]}"
+    try:
+        save_policy(store, snapshot.ref, config.model, temporary)
+        os.replace(temporary, to)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(f"policy {version} of {store.url} is at {to}")
+
+
+def _newest(session: Session) -> int:
+    for iteration in iterations(session.store):
+        if session.recall(iteration).update is None:
+            break
+    if not session.history:
+        raise UserError(f"{session.store.url} has no finished iteration to export")
+    return len(session.history)

@@ -1,0 +1,161 @@
+"""What a configuration comes to, and whether it can work: before anything heavy loads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from artifacts.keys import key_of
+from flows.config import Config, UserError
+from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
+from stages.rollout.rows import check_rows, data_digest
+from stages.score.rewards import reward_digests
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked configuration: derived sizes, and the digests that keys are made of."""
+
+    config: Config
+    context: int
+    max_prompt_tokens: int
+    model_digest: str
+    tokenizer_digest: str
+    data_digest: str
+    functions: dict[str, str]
+
+    @property
+    def samples(self) -> int:
+        """Samples an iteration."""
+        return self.config.data.batch_size * self.config.rollout.samples_per_prompt
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything reads log-probs of a reference model."""
+        return self.config.update.kl_coef > 0
+
+    def identity(self) -> dict[str, Any]:
+        """All that determines the run's numbers, as JSON values."""
+        return {
+            **self.config.identity(),
+            "model_digest": self.model_digest,
+            "tokenizer_digest": self.tokenizer_digest,
+            "data_digest": self.data_digest,
+            "functions": self.functions,
+        }
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Derived sizes: what, how much, from what."""
+        config = self.config
+        shards = -(-config.data.batch_size // config.rollout.prompts_per_shard)
+        minibatch = config.data.batch_size // config.update.minibatches
+        return [
+            (
+                "samples an iteration",
+                str(self.samples),
+                "data.batch_size × rollout.samples_per_prompt",
+            ),
+            ("shards an iteration", str(shards), "data.batch_size / rollout.prompts_per_shard"),
+            (
+                "shards an engine",
+                f"{shards / config.resources.rollout.engines:g}",
+                "shards / resources.rollout.engines",
+            ),
+            ("prompts an optimizer step", str(minibatch), "data.batch_size / update.minibatches"),
+            (
+                "samples an optimizer step",
+                str(minibatch * config.rollout.samples_per_prompt),
+                "× rollout.samples_per_prompt",
+            ),
+            ("optimizer steps a run", str(config.total_steps), "iterations × update.minibatches"),
+            (
+                "prompt limit, tokens",
+                str(self.max_prompt_tokens),
+                "data.max_prompt_tokens, or context less rollout.max_new_tokens",
+            ),
+            (
+                "longest sample, tokens",
+                str(self.max_prompt_tokens + config.rollout.max_new_tokens),
+                f"the model's context is {context_length(config.model)}",
+            ),
+            (
+                "reference model",
+                "loaded" if self.needs_reference else "not loaded",
+                "update.kl_coef > 0",
+            ),
+        ]
+
+
+def make_plan(config: Config) -> Plan:
+    """Check ``config`` against its model, data and rewards.
+
+    Raises:
+        UserError: it can't work; one sentence with the numbers and the remedy.
+    """
+    try:
+        check_sizes(config)
+        limit = prompt_limit(config)
+        check_template(config)
+        functions = reward_digests(config.score.rewards)
+        digest = data_digest(config.data)
+        check_rows(config.data)
+        return Plan(
+            config=config,
+            context=limit + config.rollout.max_new_tokens,
+            max_prompt_tokens=limit,
+            model_digest=model_digest(config.model),
+            tokenizer_digest=tokenizer_digest(config.model),
+            data_digest=digest,
+            functions=functions,
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+
+
+def check_sizes(config: Config) -> None:
+    """Refuse what doesn't divide or has no place to run."""
+    prompts, steps = config.data.batch_size, config.update.minibatches
+    if prompts % steps:
+        raise UserError(
+            f"data.batch_size {prompts} doesn't divide by update.minibatches {steps}: "
+            f"take {prompts - prompts % steps or steps} or "
+            f"{prompts + steps - prompts % steps} prompts"
+        )
+    shards = -(-prompts // config.rollout.prompts_per_shard)
+    engines = config.resources.rollout.engines
+    if engines > shards:
+        raise UserError(
+            f"resources.rollout.engines {engines} is more than an iteration's {shards} shards: "
+            f"take fewer engines, or rollout.prompts_per_shard {max(1, prompts // engines)}"
+        )
+    if config.rollout.samples_per_prompt == 1 and config.update.algorithm == "grpo":
+        raise UserError(
+            "rollout.samples_per_prompt is 1, and grpo compares the samples of a prompt: "
+            "take 2 or more"
+        )
+    if config.store.startswith("memory:"):
+        raise UserError("store memory: is seen by one process only: name a folder or a bucket")
+
+
+def prompt_limit(config: Config) -> int:
+    """Longest prompt, in tokens. Refuses limits that pass the model's context."""
+    context, new = context_length(config.model), config.rollout.max_new_tokens
+    limit = config.data.max_prompt_tokens or context - new
+    if limit < 1 or limit + new > context:
+        raise UserError(
+            f"a prompt of {max(limit, 1)} tokens and rollout.max_new_tokens {new} pass the model's "
+            f"context of {context}: lower one of them"
+        )
+    return limit
+
+
+def check_template(config: Config) -> None:
+    """Refuse a chat template that isn't there."""
+    if config.data.template == "chat" and not has_chat_template(config.model):
+        raise UserError(
+            f"data.template is chat, and model {config.model!r} has no chat template: "
+            "set data.template=plain, or add chat_template.jinja to the model's folder"
+        )
+
+
+def run_key(plan: Plan) -> str:
+    """Digest of all that determines the run's numbers."""
+    return key_of(plan.identity())

@@ -1,0 +1,220 @@
+"""A run in the hands of this process: its store, its workers, and how far it has come.
+
+The three stage methods read as an iteration does. Each finds what is committed or makes it, so
+calling them again costs nothing and changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from artifacts.manifests import Ref
+from artifacts.store import Store
+from flows.plan import Plan
+from flows.pools import Pools, reference_spec
+from stages.contract import Committed, Progress, StageError, Work, find
+from stages.rollout import run as rollout_stage
+from stages.rollout.engines import Engines
+from stages.rollout.prompts import PromptSet, prepare, prompt_work
+from stages.rollout.worker import PolicyName
+from stages.score import run as score_stage
+from stages.update import run as update_stage
+from stages.update.trainers import policy_work
+
+
+class Report(Protocol):
+    """Where a session says what happens."""
+
+    def progress(self, stage: str, iteration: int) -> Progress:
+        """What a stage calls with its progress."""
+
+    def say(self, event: str, **fields: Any) -> None:
+        """One line."""
+
+
+@dataclass
+class Iteration:
+    """What an iteration has committed so far."""
+
+    rollout: Committed | None = None
+    scores: Committed | None = None
+    update: Committed | None = None
+
+
+class Session:
+    """See the module's docstring."""
+
+    def __init__(self, plan: Plan, store: Store, report: Report, debug: bool = False) -> None:
+        self.plan, self.config, self.store = plan, plan.config, store
+        self.report = report
+        self.history: list[Committed] = []
+        self.iterations: dict[int, Iteration] = {}
+        self.pools = Pools(plan, debug)
+        self._prompts: PromptSet | None = None
+
+    @property
+    def base(self) -> Ref:
+        """Policy 0: the model that the run starts from."""
+        return Ref("model", self.plan.model_digest)
+
+    @property
+    def prompts(self) -> PromptSet:
+        """The run's prompts, tokenised on first use."""
+        if self._prompts is None:
+            data, plan = self.config.data, self.plan
+            work = prompt_work(
+                data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
+            )
+            committed = prepare(self.store, work, data, self.config.model)
+            self._prompts = PromptSet(self.store, committed)
+        return self._prompts
+
+    def rollout(self, iteration: int) -> Committed:
+        """Sample the iteration's groups with the policy that the updates so far have made."""
+        work = self.rollout_work(iteration)
+        policy = self.policy_name()
+        made = rollout_stage.run(
+            self.store,
+            work,
+            self.prompts,
+            policy,
+            lambda: self._engines_with(policy),
+            self.report.progress("rollout", iteration),
+        )
+        self._at(iteration).rollout = made
+        return made
+
+    def score(self, iteration: int) -> Committed:
+        """Reward the iteration's samples."""
+        made = score_stage.run(
+            self.store,
+            self.score_work(iteration),
+            self._need(iteration, "rollout"),
+            self.config.score,
+            lambda: self.pools.scorers,
+            self.report.progress("score", iteration),
+        )
+        self._at(iteration).scores = made
+        return made
+
+    def update(self, iteration: int) -> Committed:
+        """Make the next policy. Its snapshot follows in :meth:`snapshot`."""
+        made = update_stage.run(
+            self.store,
+            self.update_work(iteration),
+            self.history,
+            self._need(iteration, "rollout").manifest.rows,
+            lambda: self.pools.trainers,
+            self.report.progress("update", iteration),
+        )
+        self._at(iteration).update = made
+        self.history.append(made)
+        return made
+
+    def snapshot(self, iteration: int) -> Committed | None:
+        """Keep weights and trainer state, where one is due after ``iteration``."""
+        is_last = iteration == self.config.iterations
+        if iteration % self.config.checkpoint.every and not is_last:
+            return None
+        return self.snapshot_now()
+
+    def snapshot_now(self) -> Committed:
+        """The committed snapshot of the newest policy; made where there is none."""
+        update = self.history[-1]
+        if found := find(self.store, policy_work(update)):
+            return found
+        trainers = self.pools.trainers
+        trainers.bring_to(self.store, self.history)
+        return update_stage.save_snapshot(self.store, update, trainers)
+
+    def recall(self, iteration: int) -> Iteration:
+        """What ``iteration`` has committed; remembered as if this session had made it."""
+        seen = self._at(iteration)
+        seen.rollout = find(self.store, self.rollout_work(iteration))
+        if seen.rollout:
+            seen.scores = find(self.store, self.score_work(iteration))
+        if seen.scores:
+            seen.update = find(self.store, self.update_work(iteration))
+        if seen.update and len(self.history) == iteration - 1:
+            self.history.append(seen.update)
+        return seen
+
+    def recall_all(self, before: int) -> None:
+        """Remember the iterations before ``before``. Raises StageError where one is not whole."""
+        for iteration in range(len(self.history) + 1, before):
+            if self.recall(iteration).update is None:
+                raise StageError(f"iteration {iteration} is not committed: resume the run first")
+
+    def policy_name(self) -> PolicyName:
+        """The policy that rollouts of the next iteration sample with."""
+        if not self.history:
+            return PolicyName(0, self.plan.model_digest)
+        return PolicyName(len(self.history), self.history[-1].manifest.outcome["weights_digest"])
+
+    def rollout_work(self, iteration: int) -> Work:
+        """The description of an iteration's rollout; the iteration before is to be known."""
+        before = self.iterations.get(iteration - 1)
+        start = 0
+        if before is not None and before.rollout is not None:
+            start = int(before.rollout.manifest.outcome["next_position"])
+        policy = self.history[iteration - 2].ref if iteration > 1 else self.base
+        return rollout_stage.rollout_work(
+            iteration,
+            self.config.data,
+            self.config.rollout,
+            self.config.seed,
+            self.prompts.ref,
+            policy,
+            start,
+        )
+
+    def score_work(self, iteration: int) -> Work:
+        """The description of an iteration's scoring."""
+        spec = reference_spec(self.plan)
+        reference = None
+        if spec is not None:
+            reference = {
+                "model": self.plan.model_digest,
+                "dtype": spec.dtype,
+                "temperature": spec.temperature,
+            }
+        return score_stage.score_work(
+            iteration,
+            self.config.score,
+            self.plan.functions,
+            self._need(iteration, "rollout"),
+            reference,
+        )
+
+    def update_work(self, iteration: int) -> Work:
+        """The description of an iteration's update."""
+        return update_stage.update_work(
+            iteration,
+            self.config.update,
+            self.config.score.on_null,
+            self.config.rollout.temperature,
+            self.config.total_steps,
+            self._need(iteration, "rollout"),
+            self._need(iteration, "scores"),
+            self.history[iteration - 2].ref if iteration > 1 else self.base,
+        )
+
+    def _at(self, iteration: int) -> Iteration:
+        return self.iterations.setdefault(iteration, Iteration())
+
+    def _need(self, iteration: int, stage: str) -> Committed:
+        made: Committed | None = getattr(self._at(iteration), stage)
+        if made is None:
+            raise StageError(
+                f"iteration {iteration} has no committed {stage}: run that stage first"
+            )
+        return made
+
+    def _engines_with(self, policy: PolicyName) -> Engines:
+        engines = self.pools.engines
+        engines.start()
+        if not engines.holds(policy):
+            trainers = self.pools.trainers
+            trainers.bring_to(self.store, self.history)
+            seconds = engines.load(policy, trainers.weights())
+            self.report.say("weights", policy=policy.version, seconds=seconds)
+        return engines

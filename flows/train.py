@@ -1,0 +1,129 @@
+"""The training flow: an ordinary Prefect flow whose parameter is the configuration.
+
+Prefect carries references, not data, and its result cache stays off: a task asks the store first,
+and what is committed completes it as *Reused*.
+"""
+
+from typing import Any
+
+from prefect import flow, runtime, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from prefect.tasks import exponential_backoff
+
+from artifacts.errors import IntegrityError
+from flows.config import Config, UserError
+from flows.plan import make_plan
+from flows.record import open_run
+from flows.report import Report
+from flows.session import Session
+from flows.tracking import Tracker
+from stages.contract import Committed, StageError
+
+_OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+
+
+@task(task_run_name="rollout-{iteration}", **_OPTIONS)
+def rollout(session: Session, iteration: int) -> State[Any]:
+    """Policy and prompts to rollout shards."""
+    return _finish(session, "rollout", iteration, session.rollout(iteration))
+
+
+@task(task_run_name="score-{iteration}", **_OPTIONS)
+def score(session: Session, iteration: int) -> State[Any]:
+    """Rollout shards to rewards."""
+    return _finish(session, "score", iteration, session.score(iteration))
+
+
+@task(task_run_name="update-{iteration}", **_OPTIONS)
+def update(session: Session, iteration: int) -> State[Any]:
+    """Scored shards to the next policy, and its snapshot where one is due."""
+    made = session.update(iteration)
+    session.snapshot(iteration)
+    return _finish(session, "update", iteration, made)
+
+
+@flow(name="ratchet", flow_run_name="{config.run}", validate_parameters=True)
+def train(config: Config, debug: bool = False) -> str:
+    """Train, going on from what is committed. Returns the run's URL.
+
+    Args:
+        config: what to train, on what, how.
+        debug: keep every worker in this process, so that breakpoints work.
+    """
+    plan = make_plan(config)
+    store = open_run(plan)
+    report = Report()
+    session = Session(plan, store, report, debug)
+    tracker = Tracker(store, plan, report)
+    try:
+        iterate(session, tracker)
+    except BaseException as error:
+        tracker.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+    finally:
+        session.pools.close()
+        report.close()
+    tracker.close("FINISHED")
+    return store.url
+
+
+def iterate(session: Session, tracker: Tracker) -> None:
+    """Every iteration of the run: roll out, score, update."""
+    options = _retries(session.config)
+    if not is_complete(session):
+        session.pools.warm_up()
+    tracker.open(_flow_run_id())
+    for iteration in range(1, session.config.iterations + 1):
+        rollout.with_options(**options)(session, iteration)
+        score.with_options(**options)(session, iteration)
+        update.with_options(**options)(session, iteration)
+        tracker.publish(iteration, session.iterations[iteration])
+
+
+def is_complete(session: Session) -> bool:
+    """Whether nothing is left to make, so that no worker need start."""
+    for iteration in range(1, session.config.iterations + 1):
+        if session.recall(iteration).update is None:
+            break
+    done = len(session.history) == session.config.iterations
+    session.history.clear()
+    return done
+
+
+def _finish(session: Session, stage: str, iteration: int, made: Committed) -> State[Any]:
+    manifest = made.manifest
+    name = "Reused" if made.was_reused else "Completed"
+    tokens = manifest.metrics.get(f"{stage}/response_tokens")
+    seconds = manifest.provenance["seconds"]
+    session.report.say(
+        stage,
+        iteration=iteration,
+        state=name.lower(),
+        rows=manifest.rows,
+        tokens=None if tokens is None else int(tokens),
+        seconds=seconds,
+        reward=manifest.metrics.get("reward/mean"),
+        loss=manifest.metrics.get("update/loss"),
+        grad_norm=manifest.metrics.get("update/grad_norm"),
+    )
+    return Completed(name=name, message=f"{made.folder} {manifest.digest[:16]}")
+
+
+def _retries(config: Config) -> dict[str, Any]:
+    return {
+        "retries": config.retries.attempts,
+        "retry_delay_seconds": exponential_backoff(backoff_factor=config.retries.delay_seconds),
+        "retry_condition_fn": _is_worth_a_retry,
+    }
+
+
+def _is_worth_a_retry(task: Any, task_run: Any, state: State[Any]) -> bool:
+    """Not what will fail the same way again: bad input, bad bytes, a stage's own verdict."""
+    error = state.result(raise_on_failure=False)
+    return not isinstance(error, UserError | IntegrityError | StageError | ValueError | TypeError)
+
+
+def _flow_run_id() -> str:
+    return str(runtime.flow_run.id or "")

@@ -1,0 +1,107 @@
+"""Hugging Face folders: what can be read of one cheaply, and loading it.
+
+Importing this module loads no torch; loading a model does.
+"""
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifacts.keys import key_of, sha256
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+# Heads whose logits are not a plain product would be trained on the wrong distribution.
+_UNSERVED = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def read_config(model: str) -> dict[str, Any]:
+    """``config.json`` of a Hugging Face folder.
+
+    Raises:
+        ValueError: there is no such folder, or no model that we can train in it.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"model is {model!r}, and there is no {path}: give the folder of a Hugging Face model"
+        )
+    config: dict[str, Any] = json.loads(path.read_text())
+    for name in _UNSERVED:
+        if config.get(name) not in (None, 1, 1.0):
+            raise ValueError(f"model {model!r} sets {name}={config[name]}, which is not served yet")
+    if config.get("use_sliding_window") or (
+        config.get("sliding_window") and "use_sliding_window" not in config
+    ):
+        raise ValueError(f"model {model!r} uses sliding-window attention, which is not served yet")
+    return config
+
+
+def context_length(model: str) -> int:
+    """Longest sequence that the model's positions reach, in tokens."""
+    return int(read_config(model).get("max_position_embeddings") or 2048)
+
+
+def has_chat_template(model: str) -> bool:
+    """Whether the folder's tokenizer brings a chat template."""
+    folder = Path(model)
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    path = folder / "tokenizer_config.json"
+    return path.is_file() and bool(json.loads(path.read_text()).get("chat_template"))
+
+
+@lru_cache(maxsize=8)
+def model_digest(model: str) -> str:
+    """Digest of the folder's configuration and weights."""
+    names = sorted(p.name for p in Path(model).glob("*.safetensors"))
+    if not names:
+        raise ValueError(f"model {model!r} has no *.safetensors: save it with save_pretrained")
+    return _files_digest(Path(model), ["config.json", "generation_config.json", *names])
+
+
+@lru_cache(maxsize=8)
+def tokenizer_digest(model: str) -> str:
+    """Digest of the folder's tokenizer files."""
+    return _files_digest(Path(model), _TOKENIZER_FILES)
+
+
+def _files_digest(folder: Path, names: Any) -> str:
+    files = [(name, folder / name) for name in names]
+    return key_of({name: sha256(path.read_bytes()) for name, path in files if path.is_file()})
+
+
+def load_causal_lm(model: str, dtype: "torch.dtype") -> Any:
+    """The folder's model on the CPU, set up for packed sequences (``stages/packed.py``)."""
+    import transformers
+
+    from stages.packed import ATTENTION
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model, dtype=dtype, attn_implementation=ATTENTION
+    )
+
+
+def device_of_this_process() -> "torch.device":
+    """The GPU that was given to this process, else the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return torch.device("cpu")

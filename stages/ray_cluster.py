@@ -1,0 +1,108 @@
+"""The door to Ray: actors in processes of their own, on a local Ray or an existing cluster."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from stages.workers import Actor, Placement, Stream, WorkerDiedError
+
+# Ray's own floor is 75 MB; weights travel through it once an iteration.
+_STORE_FLOOR = 256 << 20
+
+
+class RayPending:
+    """An object reference. Passed on to another actor it arrives there as its value."""
+
+    def __init__(self, ref: ray.ObjectRef) -> None:
+        self.ref = ref
+
+    def result(self) -> Any:
+        return _get(self.ref)
+
+
+class RayStream:
+    """The references that a yielding call gives, one a value."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[Any]:
+        for ref in self.generator:
+            yield _get(ref)
+
+
+class RayActor:
+    """A handle of one actor process."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def submit(self, method: str, *args: Any) -> RayPending:
+        return RayPending(getattr(self._handle, method).remote(*_refs(args)))
+
+    def stream(self, method: str, *args: Any) -> RayStream:
+        call = getattr(self._handle, method).options(num_returns="streaming")
+        return RayStream(call.remote(*_refs(args)))
+
+    def kill(self) -> None:
+        ray.kill(self._handle)
+
+
+class RayCluster:
+    """Ray, started here unless ``address`` names a cluster that runs already."""
+
+    is_local = False
+
+    def __init__(self, address: str | None, object_store_bytes: int = 0) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if address is None:
+            options |= {
+                "include_dashboard": False,
+                "object_store_memory": max(_STORE_FLOOR, object_store_bytes),
+            }
+        ray.init(address=address or "local", **options)
+        self._actors: list[RayActor] = []
+
+    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+        env = {"OMP_NUM_THREADS": str(place.threads), **place.env}
+        # CPUs are bookkeeping only in Ray, and threads are set by env: ask for none, so that
+        # engines and ranks that take turns fit on a small machine.
+        remote = ray.remote(cls).options(
+            num_cpus=0, num_gpus=place.gpus, max_restarts=0, runtime_env={"env_vars": env}
+        )
+        actors = [RayActor(remote.remote(*_refs(arguments))) for arguments in args]
+        self._actors += actors
+        return list(actors)
+
+    def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
+        waiting = [stream.generator for stream in streams if isinstance(stream, RayStream)]
+        while waiting:
+            ready, _ = ray.wait(waiting, num_returns=1)
+            generator = ready[0]
+            try:
+                ref = next(generator)
+            except StopIteration:
+                waiting.remove(generator)
+                continue
+            yield _get(ref)
+
+    def shutdown(self) -> None:
+        ray.shutdown()
+
+
+def _refs(args: Sequence[Any]) -> list[Any]:
+    return [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
+
+
+def _get(ref: ray.ObjectRef) -> Any:
+    try:
+        return ray.get(ref)
+    except RayActorError as error:
+        raise WorkerDiedError(f"a worker process ended: {error}") from error
+    except RayTaskError as error:
+        # The worker's own exception, so that it is caught here by its own class.
+        raise error.as_instanceof_cause() from None

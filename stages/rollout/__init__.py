@@ -1,0 +1,1 @@
+"""Policy and prompts in, rollout shards out."""

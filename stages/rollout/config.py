@@ -1,0 +1,46 @@
+"""What a user says about prompts and sampling."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from stages.settings import Section, execution
+
+
+class DataConfig(Section):
+    """The prompts: where they lie, which columns count, how many an iteration takes."""
+
+    path: str = execution(..., description="JSON lines or Parquet file, a path or fsspec URL")
+    prompt: str = Field("prompt", description="column of the prompt: text, or chat messages")
+    answer: str | None = Field("answer", description="column that rewards get as ground_truth")
+    template: Literal["plain", "chat"] = Field(
+        "chat", description="chat: the tokenizer's chat template; plain: the text as it stands"
+    )
+    batch_size: int = Field(32, ge=1, description="prompts an iteration")
+    shuffle: bool = Field(True, description="a new order each epoch, drawn from the seed")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt; null: what the model's context leaves"
+    )
+    overlong: Literal["fail", "skip"] = Field(
+        "fail", description="a prompt over the limit: refuse the data, or skip and count the row"
+    )
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    samples_per_prompt: int = Field(8, ge=1, description="samples in a group")
+    max_new_tokens: int = Field(256, ge=1, description="longest response")
+    temperature: float = Field(1.0, gt=0, description="of sampling; the trainer uses it too")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0: all tokens")
+    min_p: float = Field(0.0, ge=0, lt=1)
+    stop: list[str] = Field([], description="strings that end a response")
+    stop_token_ids: list[int] = Field([], description="end tokens beside the model's own")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="of the engine; float32 on a CPU gives the trainer's own log-probs"
+    )
+    prompts_per_shard: int = Field(8, ge=1, description="groups in one shard")
+    engine: Literal["vllm"] = Field("vllm", description="what generates")
+    max_sequences: int = execution(256, ge=1, description="samples in flight in one engine")
+    gpu_memory: float = execution(0.45, gt=0, lt=1, description="share of a GPU for one engine")

@@ -1,0 +1,67 @@
+"""The driver's side of the rollout workers: start them, give them weights, share out shards."""
+
+from collections.abc import Iterator, Sequence
+
+from artifacts.store import Store
+from stages.rollout.config import RolloutConfig
+from stages.rollout.vllm_engine import ENVIRONMENT
+from stages.rollout.worker import Finished, PolicyName, RolloutWorker, Sample, ShardOrder
+from stages.workers import Actor, Cluster, Pending, Placement, dropping_the_dead
+
+
+class Engines:
+    """Warm engines, started at once and kept for the run."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: str,
+        base: PolicyName,
+        config: RolloutConfig,
+        context: int,
+        count: int,
+        place: Placement,
+    ) -> None:
+        self._cluster = cluster
+        self._place = Placement(place.gpus, place.threads, {**place.env, **ENVIRONMENT})
+        self._args = [(f"engine-{n}", model, base, config, context) for n in range(count)]
+        self._base = base
+        self._actors: list[Actor] = []
+        self._held: PolicyName | None = None
+
+    def start(self) -> None:
+        """Start the engines that are not there. Returns before they are ready."""
+        if not self._actors:
+            self._actors = self._cluster.start(RolloutWorker, self._args, self._place)
+            self._held = self._base
+
+    def holds(self, policy: PolicyName) -> bool:
+        """Whether the engines sample with ``policy`` already."""
+        return self._held == policy
+
+    def load(self, policy: PolicyName, weights: Pending) -> float:
+        """Give the engines the weights of ``policy``. Returns the longest hand-over, seconds."""
+        self.start()
+        with dropping_the_dead(self):
+            loads = [actor.submit("load", policy, weights) for actor in self._actors]
+            seconds = max(load.result() for load in loads)
+        self._held = policy
+        return float(seconds)
+
+    def generate(
+        self, store: Store, folder: str, policy: PolicyName, orders: Sequence[ShardOrder]
+    ) -> Iterator[Sample | Finished]:
+        """Sample ``orders`` on all engines; yields progress as it comes."""
+        self.start()
+        streams = [
+            actor.stream("generate", store, folder, policy, orders[n :: len(self._actors)])
+            for n, actor in enumerate(self._actors)
+        ]
+        with dropping_the_dead(self):
+            yield from self._cluster.merge(streams)
+
+    def drop(self) -> None:
+        """End all engines; the next use starts fresh ones."""
+        for actor in self._actors:
+            actor.kill()
+        self._actors, self._held = [], None

@@ -1,0 +1,173 @@
+"""The rollout stage: policy and prompts in, rollout shards out.
+
+A shard's membership is fixed by group index before anything is sampled, and every sample has a
+seed of its own, so a shard is the same whichever engine makes it, and whichever attempt.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+
+from artifacts.keys import key_of
+from artifacts.manifests import Ref, Shard
+from artifacts.shards import find_shards, read_shard
+from artifacts.store import Store
+from stages.contract import Committed, Product, Progress, StageError, Work, find_or_make
+from stages.ledger import write_ledger
+from stages.rollout.config import DataConfig, RolloutConfig
+from stages.rollout.engines import Engines
+from stages.rollout.prompts import PromptSet, select
+from stages.rollout.worker import Finished, PolicyName, ShardOrder
+
+VERSION = 1
+
+
+def rollout_work(
+    iteration: int,
+    data: DataConfig,
+    rollout: RolloutConfig,
+    seed: int,
+    prompts: Ref,
+    policy: Ref,
+    start: int,
+) -> Work:
+    """The description of an iteration's rollout. ``start``: position of its first prompt."""
+    identity = {
+        **rollout.identity(),
+        "batch_size": data.batch_size,
+        "shuffle": data.shuffle,
+        "seed": seed,
+        "start": start,
+        "logprobs": "natural log of the processed distribution, float32",
+    }
+    inputs = {"prompts": prompts, "policy": policy}
+    return Work("rollouts", "rollout", VERSION, iteration, identity, inputs)
+
+
+def run(
+    store: Store,
+    work: Work,
+    prompts: PromptSet,
+    policy: PolicyName,
+    engines: Callable[[], Engines],
+    progress: Progress,
+) -> Committed:
+    """Sample the iteration's groups. ``engines`` is called only where something is missing."""
+    return find_or_make(store, work, lambda: _make(store, work, prompts, policy, engines, progress))
+
+
+def _make(
+    store: Store,
+    work: Work,
+    prompts: PromptSet,
+    policy: PolicyName,
+    engines: Callable[[], Engines],
+    progress: Progress,
+) -> Product:
+    orders = list(shard_orders(work, prompts))
+    shards = find_shards(store, work.folder, [order.index for order in orders])
+    missing = [order for order in orders if order.index not in shards]
+    num_found = len(shards)
+    progress(total=sum(len(order.samples) for order in missing), found=num_found)
+    entries: list[Mapping[str, Any]] = []
+    if missing:
+        for event in engines().generate(store, work.folder, policy, missing):
+            if isinstance(event, Finished):
+                shards[event.index] = event.shard
+                entries.append(event.entry)
+                progress(shard=event.index, rows=event.shard.rows, tokens=event.entry["tokens"])
+            else:
+                progress(samples=1, tokens=event.tokens)
+    whole = _all_of(orders, shards)
+    outcome = {"next_position": work.identity["start"] + work.identity["batch_size"]}
+    provenance = {
+        "ledger": write_ledger(store, work.folder, entries),
+        "made": len(entries),
+        "found": num_found,
+    }
+    return Product(whole, outcome, _metrics(store, work.folder, whole), provenance)
+
+
+def shard_orders(work: Work, prompts: PromptSet) -> Iterator[ShardOrder]:
+    """The shards of an iteration, sample by sample, before anything is sampled."""
+    identity = work.identity
+    chosen = select(
+        len(prompts),
+        identity["seed"],
+        identity["start"],
+        identity["batch_size"],
+        identity["shuffle"],
+    )
+    rows = list(prompts.take([selected.row for selected in chosen]))
+    per_shard = identity["prompts_per_shard"]
+    for index, first in enumerate(range(0, len(chosen), per_shard)):
+        groups = range(first, min(first + per_shard, len(chosen)))
+        samples = [
+            _sample(work, group, chosen[group].epoch, rows[group], k)
+            for group in groups
+            for k in range(identity["samples_per_prompt"])
+        ]
+        yield ShardOrder(index, samples)
+
+
+def _sample(
+    work: Work, group: int, epoch: int, prompt: Mapping[str, Any], k: int
+) -> dict[str, Any]:
+    # By place and not by text: the same prompt may stand in the data twice.
+    group_id = f"{work.iteration:06d}-{group:05d}"
+    sample_id = f"{group_id}-{k:03d}"
+    position = work.identity["start"] + group
+    return {
+        "sample_id": sample_id,
+        "group_id": group_id,
+        "prompt_id": prompt["prompt_id"],
+        "row": prompt["row"],
+        "epoch": epoch,
+        "sample_index": k,
+        "seed": sample_seed(work.identity["seed"], position, k),
+        "prompt_ids": prompt["token_ids"],
+        "prompt_text": prompt["text"],
+        "ground_truth": prompt["ground_truth"],
+        "extra": prompt["extra"],
+    }
+
+
+def sample_seed(seed: int, position: int, k: int) -> int:
+    """The sampler's seed of sample ``k`` at a prompt position: 62 bits, never the same twice."""
+    return int(key_of({"seed": seed, "position": position, "sample": k})[:16], 16) >> 2
+
+
+def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[Shard]:
+    for order in orders:
+        shard = shards.get(order.index)
+        if shard is None or shard.rows != len(order.samples):
+            found = "nothing" if shard is None else f"{shard.rows} rows"
+            raise StageError(
+                f"rollout shard {order.index}: expected {len(order.samples)} samples, found {found}"
+            )
+    return [shards[order.index] for order in orders]
+
+
+def _metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[str, float | None]:
+    lengths: list[int] = []
+    prompt_tokens = 0
+    reasons: Counter[str] = Counter()
+    logprob_sum = 0.0
+    for shard in shards:
+        table = read_shard(store, folder, shard)
+        lengths += pc.list_value_length(table["response_ids"]).to_pylist()
+        prompt_tokens += pc.sum(pc.list_value_length(table["prompt_ids"])).as_py()
+        reasons.update(table["finish_reason"].to_pylist())
+        logprob_sum += pc.sum(pc.list_flatten(table["logprobs"])).as_py() or 0.0
+    tokens = sum(lengths)
+    return {
+        "rollout/samples": len(lengths),
+        "rollout/prompt_tokens": prompt_tokens,
+        "rollout/response_tokens": tokens,
+        "rollout/response_length_mean": tokens / len(lengths),
+        "rollout/response_length_max": max(lengths),
+        "rollout/truncated_share": reasons["length"] / len(lengths),
+        "rollout/sampled_logprob_mean": logprob_sum / max(tokens, 1),
+    }

@@ -1,0 +1,140 @@
+"""The door to vLLM: token ids in, sampled token ids and their log-probabilities out.
+
+The engine runs inside its worker's process, so new weights reach it as arrays and no reload of
+the model happens. It serves vLLM on CPU and GPU alike; what differs is said where it does.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stages.arrays import tensor_of
+from stages.rollout.config import RolloutConfig
+
+# Read by vLLM when it is imported.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes our own iterator
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to draw. ``prompt_ids`` go to the engine as they are."""
+
+    prompt_ids: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was drawn: ``response_ids`` (T,), ``logprobs`` (T,) natural log, float32."""
+
+    response_ids: list[int]
+    logprobs: np.ndarray
+    finish_reason: str
+    text: str
+
+
+class VllmEngine:
+    """A warm vLLM engine over one Hugging Face folder."""
+
+    def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
+        os.environ.update(ENVIRONMENT)
+        import torch
+        import vllm
+
+        self._on_gpu = torch.cuda.is_available()
+        if not self._on_gpu:
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self._config = config
+        self._llm = vllm.LLM(model, **self._options(context))
+
+    def _options(self, context: int) -> dict[str, Any]:
+        config = self._config
+        options: dict[str, Any] = {
+            "dtype": config.dtype,
+            "max_model_len": context,
+            "max_num_seqs": config.max_sequences,
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+            "seed": 0,  # every request carries its own
+            "disable_log_stats": True,
+        }
+        if not self._on_gpu:
+            # With chunked prefill the CPU engine dies of per-request seeds
+            # ("CPU Generator does not use offset"); compiling costs 70 s and gains nothing.
+            return options | {"enforce_eager": True, "enable_chunked_prefill": False}
+        # Graphs have to reach the number of samples in flight; vLLM stops at 512 by itself.
+        sizes = [n for n in (1, 2, 4, *range(8, 1025, 8)) if n <= config.max_sequences]
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+        return options | {
+            "gpu_memory_utilization": config.gpu_memory,
+            "compilation_config": graphs,
+        }
+
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Take new weights: Hugging Face parameter names to arrays (``stages/arrays.py``).
+
+        A tied output head is not among them.
+        """
+        tensors = [(name, tensor_of(packed)) for name, packed in weights.items()]
+        if self._on_gpu:
+            self._llm.apply_model(lambda model: model.load_weights(iter(tensors)) and None)
+        else:
+            # On CPU each linear layer is packed after loading; this packs them again, but
+            # leaves a tied head as it was, without a word.
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+            self._llm.apply_model(_pack_tied_head)
+        self._llm.reset_prefix_cache()  # its entries are of the old weights
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
+        """Draw all ``requests`` with continuous batching; yields (index, sample) as each ends."""
+        engine = self._llm.llm_engine
+        for index, request in enumerate(requests):
+            prompt = {"prompt_token_ids": list(request.prompt_ids)}
+            engine.add_request(str(index), prompt, self._params(request.seed))
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    yield int(output.request_id), _sampled(output.outputs[0])
+
+    def _params(self, seed: int) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        config = self._config
+        return SamplingParams(
+            n=1,
+            seed=seed,
+            max_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            stop=list(config.stop) or None,
+            stop_token_ids=list(config.stop_token_ids) or None,
+            logprobs=0,  # the sampled token's own
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def _sampled(output: Any) -> Sampled:
+    ids = list(output.token_ids)
+    flat = output.logprobs
+    starts = np.asarray(flat.start_indices, dtype=np.int64)
+    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[starts]
+    if len(logprobs) != len(ids):
+        raise RuntimeError(f"the engine gave {len(ids)} tokens and {len(logprobs)} log-probs")
+    return Sampled(ids, logprobs, str(output.finish_reason), output.text)
+
+
+def _pack_tied_head(model: Any) -> None:
+    if model.config.tie_word_embeddings:
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

@@ -1,0 +1,1 @@
+"""Rollout shards in, rewards and reference log-probabilities out."""

@@ -1,0 +1,1 @@
+"""Scored shards and a policy in, the next policy out."""

@@ -1,0 +1,216 @@
+"""One rank of the trainer: FSDP2 over a Hugging Face model, and the optimizer step.
+
+Shapes: S samples of a minibatch, N response tokens of a micro-batch.
+
+The loss of a step is a sum over its tokens with weights that add up to 1 over all micro-batches
+and ranks, and gradients are summed, so no split of the samples changes what is computed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from artifacts.manifests import Ref, Shard
+from artifacts.store import Store
+from stages.arrays import array_of
+from stages.models import device_of_this_process, load_causal_lm
+from stages.packing import plan_microbatches
+from stages.update.digests import weights_digest
+from stages.update.group import join_group, listen
+from stages.update.microbatch import MicroBatch, StepSums, microbatch_loss
+from stages.update.samples import Samples, read_samples, split_minibatches
+from stages.update.schedule import learning_rate
+from stages.update.sharding import full_tensors, make_optimizer, restore_moments, shard_model
+from stages.update.snapshot import Snapshot, read_snapshot, write_snapshot
+from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
+
+
+class TrainerRank:
+    """See the module's docstring. Methods that touch weights are collective: call all ranks."""
+
+    def __init__(self, rank: int, world: int, spec: TrainerSpec) -> None:
+        self._rank, self._world, self._spec = rank, world, spec
+        self._device = device_of_this_process()
+        self._handover: dict[str, tuple[str, np.ndarray]] = {}
+        self._step = 0  # finished, skipped ones included: what the schedule counts
+        self._taken = 0  # what Adam counts
+
+    def listen(self) -> tuple[str, int]:
+        """Rank 0: open the meeting place, and say where."""
+        self._meeting, address = listen(self._world)
+        return address
+
+    def join(self, address: tuple[str, int]) -> None:
+        """Meet the other ranks."""
+        join_group(self._rank, self._world, address, self._device, getattr(self, "_meeting", None))
+        self._mesh = init_device_mesh(self._device.type, (self._world,), mesh_dim_names=("dp",))
+
+    def load(self, store: Store, snapshot: Ref | None) -> None:
+        """Take the state of ``snapshot``, or that of the base model at step 0."""
+        model = load_causal_lm(self._spec.model, torch.float32)
+        saved = None if snapshot is None else read_snapshot(store, snapshot)
+        if saved is not None:
+            _put_weights(model, saved)
+        config = self._spec.config
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._model = shard_model(model.to(self._device), self._mesh, config).train()
+        self._optimizer = make_optimizer(self._model, config)
+        self._step, self._taken, self._handover = 0, 0, {}
+        if saved is not None:
+            self._step, self._taken = int(saved.state["step"]), int(saved.state["taken"])
+            restore_moments(self._optimizer, self._model, saved, self._taken)
+
+    def update(self, store: Store, order: UpdateOrder) -> UpdateResult | None:
+        """Do an iteration's optimizer steps. The result is rank 0's; the others return None."""
+        spec, seconds = self._spec, {}
+        start = time.perf_counter()
+        samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
+        seconds["read"] = time.perf_counter() - start
+        old = self._old_logprobs(samples, order)
+        steps, step_of_sample = [], [0] * len(samples)
+        start = time.perf_counter()
+        for indices in split_minibatches(samples.groups, order.minibatches):
+            steps.append(self._optimizer_step(samples, indices, old))
+            for i in indices:
+                step_of_sample[i] = self._step
+        seconds["steps"] = time.perf_counter() - start
+        start = time.perf_counter()
+        digest = self._take_stock()
+        seconds["digest"] = time.perf_counter() - start
+        if self._rank != 0:
+            return None
+        return UpdateResult(digest, steps, samples, step_of_sample, seconds)
+
+    def weights(self) -> dict[str, tuple[str, np.ndarray]]:
+        """Rank 0: the weights in the engine's type, for hand-over (``stages/arrays.py``)."""
+        if not self._handover:
+            raise RuntimeError("there are no weights to hand over before an update or take_stock")
+        return self._handover
+
+    def take_stock(self) -> str:
+        """Gather the weights for hand-over, as after an update. Returns their digest."""
+        return self._take_stock()
+
+    def save(self, store: Store, folder: str) -> list[Shard]:
+        """Write a snapshot in ``folder``; rank 0 returns its files."""
+        tensors = full_tensors(self._model, self._optimizer, keep=self._rank == 0)
+        if self._rank != 0:
+            return []
+        return write_snapshot(
+            store, folder, Snapshot(tensors, {"step": self._step, "taken": self._taken})
+        )
+
+    def _take_stock(self) -> str:
+        """Digest the float32 weights, and keep them in the engine's type, in one gathering."""
+        dtype = getattr(torch, self._spec.handover_dtype)
+        masters: dict[str, tuple[str, np.ndarray]] = {}
+        self._handover = {}
+        for name, parameter in self._model.model.named_parameters():
+            whole = parameter.detach().full_tensor().cpu()
+            if self._rank == 0:
+                masters[name] = array_of(whole)
+                self._handover[name] = array_of(whole.to(dtype))
+        return weights_digest(masters) if self._rank == 0 else ""
+
+    def _old_logprobs(self, samples: Samples, order: UpdateOrder) -> list[np.ndarray] | None:
+        """The ratio's denominators, a sample; None: the step's own, as there is only one."""
+        if self._spec.config.old_logprobs == "sampler":
+            return samples.sampler_logprobs
+        if order.minibatches == 1:
+            return None
+        return self._recompute(samples)
+
+    @torch.no_grad()
+    def _recompute(self, samples: Samples) -> list[np.ndarray]:
+        parts: list[tuple[int, np.ndarray]] = []
+        for members in self._my_microbatches(samples, self._teaching(samples, range(len(samples)))):
+            batch = MicroBatch.of(samples, members, None, self._device)
+            logprobs_N, _ = self._model(batch.packed, self._spec.temperature)
+            split = logprobs_N.cpu().split([len(samples.sequences[i][1]) for i in members or [0]])
+            parts += [(i, part.numpy()) for i, part in zip(members, split, strict=False)]
+        gathered: list[Any] = [None] * self._world
+        dist.all_gather_object(gathered, parts)
+        old = [np.zeros(0, np.float32)] * len(samples)
+        for i, part in (pair for rank in gathered for pair in rank):
+            old[i] = part
+        return old
+
+    def _teaching(self, samples: Samples, indices: Sequence[int]) -> list[int]:
+        """Those of ``indices`` whose gradient is not 0 by construction."""
+        if self._spec.config.kl_coef > 0:
+            return [i for i in indices if samples.weights_S[i] > 0 and samples.sequences[i][1]]
+        return [i for i in indices if samples.advantages_S[i] != 0 and samples.sequences[i][1]]
+
+    def _my_microbatches(self, samples: Samples, indices: Sequence[int]) -> list[list[int]]:
+        lengths = samples.lengths()
+        plan = plan_microbatches(
+            [lengths[i] for i in indices], self._spec.config.max_tokens_per_rank, self._world
+        )
+        return [[indices[k] for k in members] for members in plan[self._rank]]
+
+    def _optimizer_step(
+        self, samples: Samples, indices: Sequence[int], old: Sequence[np.ndarray] | None
+    ) -> dict[str, float]:
+        config = self._spec.config
+        lr = learning_rate(config, self._step, self._spec.total_steps)
+        teaching = self._teaching(samples, indices)
+        scale = loss_scale(samples, indices, config.loss_aggregation)
+        sums = StepSums()
+        if teaching:
+            microbatches = self._my_microbatches(samples, teaching)
+            for n, members in enumerate(microbatches):
+                self._model.set_requires_gradient_sync(n == len(microbatches) - 1)
+                batch = MicroBatch.of(samples, members, old, self._device, scale)
+                loss = microbatch_loss(self._model, batch, config, self._spec.temperature, sums)
+                loss.backward()
+            norm = self._apply(lr)
+        else:
+            norm = 0.0
+        self._step += 1
+        metrics = sums.reduce(self._device)
+        return {
+            "step": self._step,
+            "update/lr": lr,
+            "update/grad_norm": norm,
+            "update/trained_samples": len(teaching),
+            "update/left_out_samples": len(indices) - int(samples.weights_S[list(indices)].sum()),
+            "update/skipped_steps": 0.0 if teaching else 1.0,
+            **metrics,
+        }
+
+    def _apply(self, lr: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._model.parameters(), self._spec.config.max_grad_norm
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._taken += 1
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def loss_scale(samples: Samples, indices: Sequence[int], aggregation: str) -> Mapping[int, float]:
+    """Weight of each token of a sample, such that a step's weights add up to 1.
+
+    The counts are those of the whole optimizer step, over micro-batches and ranks, and hold every
+    sample that has a reward, whether its advantage is 0 or not.
+    """
+    counts = {i: int(samples.loss_masks[i].sum()) for i in indices if samples.weights_S[i] > 0}
+    counts = {i: count for i, count in counts.items() if count > 0}
+    if aggregation == "token_mean":
+        total = sum(counts.values())
+        return dict.fromkeys(counts, 1 / total)
+    return {i: 1 / (len(counts) * count) for i, count in counts.items()}
+
+
+def _put_weights(model: Any, saved: Snapshot) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(saved.tensors["weights"][name]))

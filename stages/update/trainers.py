@@ -1,0 +1,155 @@
+"""The driver's side of the trainer ranks: one group that lives, moves and dies together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from artifacts.errors import IntegrityError
+from artifacts.manifests import Manifest, Ref, Shard, read_manifest
+from artifacts.runs import is_committed, policy_folder
+from artifacts.store import Store
+from stages.contract import Committed, Work
+from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
+from stages.workers import Actor, Cluster, Pending, Placement
+
+SNAPSHOT_VERSION = 1
+
+
+class Trainers:
+    """Ranks that hold a policy and its optimizer, kept for the run.
+
+    Which version they hold is known here. :meth:`bring_to` makes it the one asked for: by going
+    on, or from the newest snapshot and a replay of the committed updates after it.
+    """
+
+    def __init__(self, cluster: Cluster, spec: TrainerSpec, ranks: int, place: Placement) -> None:
+        self._cluster = cluster
+        self._spec = spec
+        self.num_ranks = 1 if cluster.is_local else ranks
+        self._place = place
+        self._actors: list[Actor] = []
+        self._held: str | None = None
+        self._has_stock = False
+
+    def start(self) -> None:
+        """Start the ranks that are not there. Returns before they are ready."""
+        if self._actors:
+            return
+        from stages.update.trainer import TrainerRank
+
+        args = [(rank, self.num_ranks, self._spec) for rank in range(self.num_ranks)]
+        self._actors = self._cluster.start(TrainerRank, args, self._place)
+        self._held = None
+
+    def bring_to(self, store: Store, history: Sequence[Committed]) -> int:
+        """Hold the policy after the updates of ``history``. Returns how many were replayed.
+
+        Raises:
+            IntegrityError: a replayed update gives other weights than it committed.
+        """
+        versions = ["base", *(update.manifest.digest for update in history)]
+        if self._held == versions[-1] and self._actors:
+            return 0
+        first = newest_snapshot(store, history)
+        if self._actors and self._held in versions[first:]:
+            first = versions.index(self._held)
+        else:
+            self._load(store, history, first)
+        for update in history[first:]:
+            self._replay(store, update)
+        return len(history) - first
+
+    def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
+        """Do an update on the policy that is held. Call :meth:`hold` once it is committed."""
+        self._held = None  # until the commit, no version's name fits
+        result: UpdateResult = self._on_all("update", store, order)
+        self._has_stock = True
+        return result
+
+    def hold(self, update: Committed) -> None:
+        """Name what is held now: the policy after ``update``."""
+        self._held = update.manifest.digest
+
+    def weights(self) -> Pending:
+        """The weights that are held, in the engine's type, to be passed to an engine."""
+        if not self._has_stock:
+            self._on_all("take_stock")
+            self._has_stock = True
+        return self._actors[0].submit("weights")
+
+    def save(self, store: Store, folder: str) -> list[Shard]:
+        """Write a snapshot of what is held in ``folder``."""
+        shards: list[Shard] = self._on_all("save", store, folder)
+        return shards
+
+    def drop(self) -> None:
+        """End all ranks; the next use starts fresh ones."""
+        for actor in self._actors:
+            actor.kill()
+        self._actors, self._held = [], None
+
+    def _load(self, store: Store, history: Sequence[Committed], version: int) -> None:
+        self.drop()
+        self.start()
+        address = self._actors[0].submit("listen").result()
+        self._on_all("join", address)
+        self._on_all("load", store, _snapshot_of(store, history[version - 1]) if version else None)
+        self._held = history[version - 1].manifest.digest if version else "base"
+        self._has_stock = False
+
+    def _replay(self, store: Store, update: Committed) -> None:
+        result = self.update(store, order_of(update.manifest))
+        expected = update.manifest.outcome["weights_digest"]
+        ranks = update.manifest.provenance.get("ranks")
+        # Other ranks sum in another order: then the last bits may differ, and only then.
+        if result.weights_digest != expected and ranks == self.num_ranks:
+            self.drop()
+            raise IntegrityError(update.folder, expected, result.weights_digest, "weights digest")
+        self.hold(update)
+
+    def _on_all(self, method: str, *args: Any) -> Any:
+        """Call every rank; the result is rank 0's. A failure anywhere ends the group: it can't
+        be healed, and its state is of no known version."""
+        try:
+            pending = [actor.submit(method, *args) for actor in self._actors]
+            results = [call.result() for call in pending]  # all of them: any may have failed
+        except Exception:
+            self.drop()
+            raise
+        return results[0]
+
+
+def order_of(manifest: Manifest) -> UpdateOrder:
+    """The update that ``manifest`` records, to be done again."""
+    return UpdateOrder(
+        manifest.inputs["rollout"], manifest.inputs["scores"], manifest.identity["minibatches"]
+    )
+
+
+@dataclass(frozen=True)
+class PolicyWork(Work):
+    """A snapshot of the policy after an update."""
+
+    @property
+    def folder(self) -> str:
+        return policy_folder(self.iteration, self.key)
+
+
+def policy_work(update: Committed) -> Work:
+    """The description of the snapshot of the policy after ``update``."""
+    version = int(update.manifest.outcome["policy_version"])
+    digest = {"weights_digest": update.manifest.outcome["weights_digest"]}
+    return PolicyWork("policy", "policy", SNAPSHOT_VERSION, version, digest, {"update": update.ref})
+
+
+def newest_snapshot(store: Store, history: Sequence[Committed]) -> int:
+    """Latest version in ``history`` whose snapshot is committed; 0 is the base model."""
+    for version in range(len(history), 0, -1):
+        if is_committed(store, policy_work(history[version - 1]).folder):
+            return version
+    return 0
+
+
+def _snapshot_of(store: Store, update: Committed) -> Ref:
+    folder = policy_work(update).folder
+    return Ref(folder, read_manifest(store, folder).digest)

@@ -1,0 +1,134 @@
+"""Long-lived workers behind one small interface, in this process or elsewhere.
+
+A stage asks a :class:`Cluster` for actors and calls their methods. ``LocalCluster`` keeps them in
+the driver's own process, so a breakpoint in a reward or a loss just works; ``RayCluster``
+(``stages/ray_cluster.py``) gives each a process of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where actors run: environment and devices of each."""
+
+    gpus: float = 0.0
+    threads: int = 1
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Pending(Protocol):
+    """A result to come. May be passed as an argument of another actor's call."""
+
+    def result(self) -> Any:
+        """The value, or the exception that the call raised."""
+
+
+class Actor(Protocol):
+    """A worker's handle."""
+
+    def submit(self, method: str, *args: Any) -> Pending:
+        """Call ``method`` and go on."""
+
+    def stream(self, method: str, *args: Any) -> "Stream":
+        """Call a method that yields, and go on."""
+
+    def kill(self) -> None:
+        """End it, without asking."""
+
+
+class Stream(Protocol):
+    """What a yielding call has yielded so far."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Cluster(Protocol):
+    """Where actors live."""
+
+    is_local: bool
+
+    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+        """One actor of ``cls`` for each tuple of constructor arguments."""
+
+    def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
+        """What the streams yield, in the order in which it comes."""
+
+    def shutdown(self) -> None:
+        """End all actors."""
+
+
+class WorkerDiedError(RuntimeError):
+    """An actor's process ended under a call. Start another, and repeat what was not committed."""
+
+
+class Pool(Protocol):
+    """Actors of one kind, started on first use."""
+
+    def drop(self) -> None:
+        """End them all; the next use starts fresh ones."""
+
+
+@contextmanager
+def dropping_the_dead(pool: Pool) -> Iterator[None]:
+    """Drop ``pool`` when a worker of it dies, so that a retry starts whole and makes the rest."""
+    try:
+        yield
+    except WorkerDiedError:
+        pool.drop()
+        raise
+
+
+@dataclass(frozen=True)
+class Done:
+    """A result that is there already."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class LocalActor:
+    """An object in this process, called at once."""
+
+    def __init__(self, instance: Any) -> None:
+        self._instance = instance
+
+    def submit(self, method: str, *args: Any) -> Done:
+        try:
+            return Done(getattr(self._instance, method)(*_values(args)))
+        except Exception as error:
+            return Done(error=error)
+
+    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+        return iter(getattr(self._instance, method)(*_values(args)))
+
+    def kill(self) -> None:
+        self._instance = None
+
+
+class LocalCluster:
+    """All actors in this process. One rank or engine a kind: there is nothing to run beside."""
+
+    is_local = True
+
+    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+        return [LocalActor(cls(*_values(arguments))) for arguments in args]
+
+    def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
+        for stream in streams:
+            yield from stream
+
+    def shutdown(self) -> None:
+        """Nothing to end: the objects go with the process."""
+
+
+def _values(args: Sequence[Any]) -> list[Any]:
+    return [arg.result() if isinstance(arg, Done) else arg for arg in args]
