@@ -150,9 +150,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
-    except KeyboardInterrupt:
-        print("ratchet: stopped; `ratchet resume` goes on from what is committed", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
         sys.exit(_explain(error))
 

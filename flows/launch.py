@@ -18,7 +18,11 @@ def launch(config: Config, debug: bool) -> None:
     _use_local_storage()
     from flows.train import train
 
-    url = train(config, debug)
+    try:
+        url = train(config, debug)
+    except KeyboardInterrupt:
+        print(f"ratchet: stopped; go on with: ratchet resume {config.url}", file=sys.stderr)
+        sys.exit(130)
     from flows.status import run_status, summary
 
     print(summary(run_status(url)), file=sys.stderr)

@@ -111,6 +111,8 @@ def _attend_on_gpu(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    if q.dtype == torch.float32:
+        return _attend_on_cpu(q, k, v, batch, scale)  # flash attention is for half precision
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))

@@ -1,16 +1,38 @@
 """The door to Ray: actors in processes of their own, on a local Ray or an existing cluster."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from stages.workers import Actor, Placement, Stream, WorkerDiedError
+from stages.workers import Actor, Done, Placement, Stream, WorkerDiedError, worker_class
 
 # Ray's own floor is 75 MB; weights travel through it once an iteration.
 _STORE_FLOOR = 256 << 20
+
+
+class Host:
+    """What runs in an actor process: sets its environment, then imports and makes the worker.
+
+    Setting it here and not by a ``runtime_env`` lets an actor take a process that Ray has started
+    already, and still comes before torch or vLLM read it.
+    """
+
+    def __init__(self, worker: str, env: dict[str, str], *args: Any) -> None:
+        os.environ.update(env)
+        self._worker = worker_class(worker)(*args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call the worker's ``method``."""
+        return getattr(self._worker, method)(*args)
+
+    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+        """What the worker's ``method`` yields."""
+        yield from getattr(self._worker, method)(*args)
 
 
 class RayPending:
@@ -41,11 +63,11 @@ class RayActor:
         self._handle = handle
 
     def submit(self, method: str, *args: Any) -> RayPending:
-        return RayPending(getattr(self._handle, method).remote(*_refs(args)))
+        return RayPending(self._handle.call.remote(method, *_refs(args)))
 
     def stream(self, method: str, *args: Any) -> RayStream:
-        call = getattr(self._handle, method).options(num_returns="streaming")
-        return RayStream(call.remote(*_refs(args)))
+        call = self._handle.stream.options(num_returns="streaming")
+        return RayStream(call.remote(method, *_refs(args)))
 
     def kill(self) -> None:
         ray.kill(self._handle)
@@ -64,19 +86,20 @@ class RayCluster:
                 "include_dashboard": False,
                 "object_store_memory": max(_STORE_FLOOR, object_store_bytes),
             }
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address or "local", **options)
-        self._actors: list[RayActor] = []
+        if threading.current_thread() is threading.main_thread():
+            # Ray puts its own in place, which exits under our feet.
+            signal.signal(signal.SIGTERM, handler)
 
-    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+    def start(self, worker: str, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
         env = {"OMP_NUM_THREADS": str(place.threads), **place.env}
         # CPUs are bookkeeping only in Ray, and threads are set by env: ask for none, so that
-        # engines and ranks that take turns fit on a small machine.
-        remote = ray.remote(cls).options(
-            num_cpus=0, num_gpus=place.gpus, max_restarts=0, runtime_env={"env_vars": env}
+        # engines and ranks that take turns fit on a small machine. The name is for `ps`.
+        remote = ray.remote(type(worker.split(":")[1], (Host,), {})).options(
+            num_cpus=0, num_gpus=place.gpus, max_restarts=0
         )
-        actors = [RayActor(remote.remote(*_refs(arguments))) for arguments in args]
-        self._actors += actors
-        return list(actors)
+        return [RayActor(remote.remote(worker, env, *_refs(arguments))) for arguments in args]
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         waiting = [stream.generator for stream in streams if isinstance(stream, RayStream)]
@@ -95,7 +118,13 @@ class RayCluster:
 
 
 def _refs(args: Sequence[Any]) -> list[Any]:
-    return [arg.ref if isinstance(arg, RayPending) else arg for arg in args]
+    return [_ref(arg) for arg in args]
+
+
+def _ref(arg: Any) -> Any:
+    if isinstance(arg, RayPending):
+        return arg.ref
+    return arg.result() if isinstance(arg, Done) else arg
 
 
 def _get(ref: ray.ObjectRef) -> Any:

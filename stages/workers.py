@@ -5,6 +5,8 @@ the driver's own process, so a breakpoint in a reward or a loss just works; ``Ra
 (``stages/ray_cluster.py``) gives each a process of its own.
 """
 
+import importlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,8 +53,11 @@ class Cluster(Protocol):
 
     is_local: bool
 
-    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
-        """One actor of ``cls`` for each tuple of constructor arguments."""
+    def start(self, worker: str, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+        """One actor of class ``worker`` (``module:Class``) for each tuple of its arguments.
+
+        By name, so that the driver imports none of what its workers do.
+        """
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         """What the streams yield, in the order in which it comes."""
@@ -119,7 +124,9 @@ class LocalCluster:
 
     is_local = True
 
-    def start(self, cls: type, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+    def start(self, worker: str, args: Sequence[tuple[Any, ...]], place: Placement) -> list[Actor]:
+        os.environ.update(place.env)
+        cls = worker_class(worker)
         return [LocalActor(cls(*_values(arguments))) for arguments in args]
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
@@ -128,6 +135,12 @@ class LocalCluster:
 
     def shutdown(self) -> None:
         """Nothing to end: the objects go with the process."""
+
+
+def worker_class(worker: str) -> Any:
+    """The class at ``module:Class``."""
+    module, name = worker.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _values(args: Sequence[Any]) -> list[Any]:

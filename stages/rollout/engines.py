@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from artifacts.store import Store
 from stages.rollout.config import RolloutConfig
 from stages.rollout.vllm_engine import ENVIRONMENT
-from stages.rollout.worker import Finished, PolicyName, RolloutWorker, Sample, ShardOrder
+from stages.rollout.worker import Finished, PolicyName, Sample, ShardOrder
 from stages.workers import Actor, Cluster, Pending, Placement, dropping_the_dead
+
+_WORKER = "stages.rollout.worker:RolloutWorker"
 
 
 class Engines:
@@ -32,7 +34,7 @@ class Engines:
     def start(self) -> None:
         """Start the engines that are not there. Returns before they are ready."""
         if not self._actors:
-            self._actors = self._cluster.start(RolloutWorker, self._args, self._place)
+            self._actors = self._cluster.start(_WORKER, self._args, self._place)
             self._held = self._base
 
     def holds(self, policy: PolicyName) -> bool:

@@ -71,7 +71,8 @@ class VllmEngine:
             # ("CPU Generator does not use offset"); compiling costs 70 s and gains nothing.
             return options | {"enforce_eager": True, "enable_chunked_prefill": False}
         # Graphs have to reach the number of samples in flight; vLLM stops at 512 by itself.
-        sizes = [n for n in (1, 2, 4, *range(8, 1025, 8)) if n <= config.max_sequences]
+        sizes = [n for n in (1, 2, 4, *range(8, 1025, 8)) if n < config.max_sequences]
+        sizes.append(config.max_sequences)
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
         return options | {
             "gpu_memory_utilization": config.gpu_memory,

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from artifacts.manifests import Shard
 from artifacts.store import Store
 from stages.score.config import RewardSpec
-from stages.score.worker import Finished, ReferenceSpec, ScoreWorker
+from stages.score.worker import Finished, ReferenceSpec
 from stages.workers import Actor, Cluster, Placement, dropping_the_dead
+
+_WORKER = "stages.score.worker:ScoreWorker"
 
 
 class Scorers:
@@ -28,7 +30,7 @@ class Scorers:
     def start(self) -> None:
         """Start the workers that are not there. Returns before they are ready."""
         if not self._actors:
-            self._actors = self._cluster.start(ScoreWorker, self._args, self._place)
+            self._actors = self._cluster.start(_WORKER, self._args, self._place)
 
     def score(
         self, store: Store, source: str, folder: str, shards: Sequence[tuple[int, Shard]]

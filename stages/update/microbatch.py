@@ -146,31 +146,38 @@ def microbatch_loss(
         k3_N = k3(logprobs_N, batch.reference_N)
         kl = config.kl_coef * (k3_N * batch.scale_N).sum()
         loss = policy + kl
-        sums.add(kl_loss=kl, reference_k3=(k3_N * batch.mask_N).sum())
+        sums.add(kl_loss=kl.detach(), reference_k3=(k3_N.detach() * batch.mask_N).sum())
     with torch.no_grad():
-        _count(sums, batch, logprobs_N.detach(), old_N, entropy_N, clipped_N)
+        # The trainer's view of the policy that sampled; the engine's own tells nothing of itself.
+        trainer_N = logprobs_N if config.old_logprobs == "sampler" else old_N
+        _count_ratio(sums, batch.mask_N, logprobs_N - old_N, clipped_N, entropy_N)
+        _count_mismatch(sums, batch.mask_N, batch.sampler_N - trainer_N)
         sums.add(loss=loss, policy_loss=policy)
     return loss
 
 
-def _count(
+def _count_ratio(
     sums: StepSums,
-    batch: MicroBatch,
-    logprobs_N: torch.Tensor,
-    old_N: torch.Tensor,
-    entropy_N: torch.Tensor,
+    mask_N: torch.Tensor,
+    log_ratio_N: torch.Tensor,
     clipped_N: torch.Tensor,
+    entropy_N: torch.Tensor,
 ) -> None:
-    mask_N = batch.mask_N
-    ratio_N = (logprobs_N - old_N).exp()
-    gap_N = batch.sampler_N - logprobs_N
+    ratio_N = log_ratio_N.exp()
     sums.add(
         tokens=mask_N.sum(),
         clipped=(clipped_N * mask_N).sum(),
         entropy=(entropy_N * mask_N).sum(),
         ratio=(ratio_N * mask_N).sum(),
+    )
+    sums.reach(ratio_max=(ratio_N * mask_N).max())
+
+
+def _count_mismatch(sums: StepSums, mask_N: torch.Tensor, gap_N: torch.Tensor) -> None:
+    """``gap_N``: sampler less trainer log-prob; k1 and k3 estimate KL(sampler‖trainer)."""
+    sums.add(
         mismatch_k1=(gap_N * mask_N).sum(),
         mismatch_k3=(((-gap_N).exp() + gap_N - 1) * mask_N).sum(),
         mismatch_abs=(gap_N.abs() * mask_N).sum(),
     )
-    sums.reach(mismatch_abs_max=(gap_N.abs() * mask_N).max(), ratio_max=(ratio_N * mask_N).max())
+    sums.reach(mismatch_abs_max=(gap_N.abs() * mask_N).max())

@@ -13,6 +13,7 @@ from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
 from stages.workers import Actor, Cluster, Pending, Placement
 
 SNAPSHOT_VERSION = 1
+_WORKER = "stages.update.trainer:TrainerRank"
 
 
 class Trainers:
@@ -35,10 +36,8 @@ class Trainers:
         """Start the ranks that are not there. Returns before they are ready."""
         if self._actors:
             return
-        from stages.update.trainer import TrainerRank
-
         args = [(rank, self.num_ranks, self._spec) for rank in range(self.num_ranks)]
-        self._actors = self._cluster.start(TrainerRank, args, self._place)
+        self._actors = self._cluster.start(_WORKER, args, self._place)
         self._held = None
 
     def bring_to(self, store: Store, history: Sequence[Committed]) -> int:

@@ -1,0 +1,186 @@
+"""Whole runs on every real part, undisturbed and killed: the same bytes in the end."""
+
+import json
+import signal
+
+import httpx
+import psutil
+import pytest
+
+from artifacts.runs import committed
+from artifacts.store import Store
+from conftest import kill_tree, wait_for_line, wait_until
+
+pytestmark = pytest.mark.real
+
+STAGES = ("rollout", "score", "update")
+
+
+@pytest.fixture(scope="module")
+def whole(bench):
+    """The run that nobody disturbs."""
+    bench.cli("train", "run.yaml")
+    return bench.url("whole")
+
+
+def digests(url):
+    """Content digest of every manifest, which holds every shard's digest."""
+    store = Store(str(url))
+    return {
+        (i, s): [m.digest for _, m in committed(store, i, s)] for i in (1, 2, 3) for s in STAGES
+    }
+
+
+def file_times(url):
+    return {p: p.stat().st_mtime_ns for p in url.rglob("*") if p.is_file()}
+
+
+def names(url, pattern):
+    return sorted(p.name for p in url.glob(pattern))
+
+
+def test_train_from_one_command_commits_every_stage_and_reports_it(bench, whole):
+    found = json.loads(bench.cli("status", "runs/whole", "--json").stdout)
+    assert found["is_complete"]
+    assert {(r["iteration"], r["stage"]) for r in found["stages"]} == {
+        (i, s) for i in (1, 2, 3) for s in STAGES
+    }
+    store = Store(str(whole))
+    for iteration in (1, 2, 3):
+        ((_, rollout),) = committed(store, iteration, "rollout")
+        ((_, update),) = committed(store, iteration, "update")
+        assert rollout.rows == 32
+        # On unchanged weights the engine and the trainer agree: the engine's are fresh.
+        assert update.metrics["mismatch/logprob_abs_max"] < 1e-4
+        assert update.metrics["update/steps_finished"] == 2 * iteration
+        assert update.metrics["update/reference_kl"] >= 0
+    assert (whole / "policy").is_dir()
+    assert names(whole, "policy/*") == ["000002", "000003"]
+
+
+def test_samples_of_a_run_can_be_filtered_and_sorted(bench, whole):
+    done = bench.cli(
+        "samples",
+        "runs/whole",
+        "--iteration",
+        "2",
+        "--where",
+        "tokens > 2",
+        "--sort",
+        "reward desc",
+        "--limit",
+        "5",
+        "--json",
+    )
+    rows = json.loads(done.stdout)
+    assert 0 < len(rows) <= 5
+    assert [r["reward"] for r in rows] == sorted((r["reward"] for r in rows), reverse=True)
+    for row in rows:
+        total = row["reward.digits"] + 0.5 * row["reward.short"]
+        assert row["reward"] == pytest.approx(total)
+        assert len(row["logprobs"]) == row["tokens"] > 2
+    assert "no such column" not in done.stderr
+    wrong = bench.cli("samples", "runs/whole", "--where", "rewards > 1", check=2)
+    assert "rewards" in wrong.stderr
+
+
+def test_resume_of_a_complete_run_starts_nothing_and_changes_nothing(bench, whole):
+    before = file_times(whole)
+    done = bench.cli("resume", "runs/whole")
+    assert "start" not in done.stderr
+    assert done.stderr.count("reused") == 9
+    assert file_times(whole) == before
+
+
+def prefect_states(bench, run, kind):
+    """Names of the states of a run's flow or task runs, as Prefect's own API tells them."""
+    query = {"flow_runs": {"name": {"any_": [run]}}}
+    answer = httpx.post(f"{bench.env['PREFECT_API_URL']}/{kind}/filter", json=query)
+    return [row["state_name"] for row in answer.raise_for_status().json()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_run_killed_inside_a_stage_resumes_to_the_same_bytes(bench, whole, stage):
+    run = f"killed-{stage}"
+    url = bench.url(run)
+    pause = bench.folder / "pause"
+    if stage == "score":
+        pause.touch()
+    process = bench.launch("train", "run.yaml", "--run", run)
+    wait_for_line(process, f"start .*stage={stage} .*iteration=2")
+    if stage != "update":
+        wait_until(lambda: names(url, f"iteration-000002/{stage}/*/shard-*"))
+    workers = kill_tree(process)
+    process.wait()
+    assert not names(url, f"iteration-000002/{stage}/*/manifest.json"), "killed too late to tell"
+    psutil.wait_procs(workers, timeout=30)
+    pause.unlink(missing_ok=True)
+    before = file_times(url)
+    kept = names(url, f"iteration-000002/{stage}/*/shard-*")
+
+    done = bench.cli("resume", f"runs/{run}")
+    after = file_times(url)
+    assert {p: t for p, t in after.items() if p in before} == before
+    assert digests(url) == digests(whole)
+    reused = [line for line in done.stderr.splitlines() if "reused" in line]
+    assert len(reused) == 3 + STAGES.index(stage)
+    wait_until(lambda: prefect_states(bench, run, "task_runs").count("Reused") == len(reused))
+    if stage != "update":
+        ((_, manifest),) = committed(Store(str(url)), 2, stage)
+        assert manifest.provenance["found"] == len(kept) > 0
+        assert manifest.provenance["made"] + len(kept) == len(manifest.shards) == 4
+
+
+def test_run_interrupted_from_the_keyboard_ends_its_workers_and_is_resumable(bench, whole):
+    process = bench.launch("train", "run.yaml", "--run", "interrupted")
+    wait_for_line(process, r"start .*stage=score .*iteration=2")
+    workers = kill_tree(process, signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    assert "ratchet resume" in process.stderr.read()
+    assert prefect_states(bench, "interrupted", "flow_runs") == ["Crashed"]
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    bench.cli("resume", "runs/interrupted")
+    assert digests(bench.url("interrupted")) == digests(whole)
+
+
+@pytest.mark.parametrize("worker", ["RolloutWorker", "TrainerRank"])
+def test_run_whose_worker_is_killed_replaces_it_and_goes_on(bench, whole, worker):
+    run = f"lost-{worker}"
+    process = bench.launch("train", "run.yaml", "retries.delay_seconds=0.1", "--run", run)
+    wait_for_line(process, r"start .*stage=rollout .*iteration=2")
+    workers = psutil.Process(process.pid).children(recursive=True)
+    (victim, *_) = (p for p in workers if p.name().startswith(f"ray::{worker}"))
+    victim.kill()
+    log = process.stderr.read()
+    assert process.wait() == 0, log[-3000:]
+    assert digests(bench.url(run)) == digests(whole)
+
+
+def test_debug_run_in_one_process_trains_the_same_way(bench, whole):
+    bench.cli("train", "run.yaml", "iterations=1", "--run", "debug", "--debug")
+    store = Store(str(bench.url("debug")))
+    ((_, ours),) = committed(store, 1, "rollout")
+    ((_, theirs),) = committed(Store(str(whole)), 1, "rollout")
+    assert ours.digest == theirs.digest
+    assert committed(store, 1, "update")
+
+
+def test_export_of_a_policy_runs_in_a_transformers_pipeline(bench, whole):
+    import transformers
+
+    # Iteration 1 has no snapshot: it is rebuilt from what was committed.
+    for iteration in ("1", "3"):
+        bench.cli("export", "runs/whole", "--to", f"out-{iteration}", "--iteration", iteration)
+        pipe = transformers.pipeline(
+            "text-generation", model=str(bench.folder / f"out-{iteration}")
+        )
+        (answer,) = pipe("12+15=", max_new_tokens=4, do_sample=False)
+        assert answer["generated_text"].startswith("12+15=")
+    again = bench.cli("export", "runs/whole", "--to", "out-3", check=2)
+    assert "exists already" in again.stderr
+
+
+def test_stage_alone_runs_from_its_committed_inputs(bench, whole):
+    done = bench.cli("stage", "score", "runs/whole", "--iteration", "2")
+    assert "reused" in done.stdout

@@ -1,0 +1,161 @@
+"""Bad input: one plain sentence with the value and the remedy, exit 2, before anything heavy."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import tiny
+from flows.cli import main
+
+HEAVY = ("torch", "vllm", "ray", "mlflow", "prefect", "transformers")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusals")
+    tiny.save_model(folder / "model")
+    tiny.save_prompts(folder / "data.jsonl")
+    (folder / "rewards.py").write_text("def fine(text, **row):\n    return 0.0\n")
+    (folder / "broken.py").write_text("import nothing_of_that_name\n")
+    (folder / "bad.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": \n')
+    (folder / "lean.jsonl").write_text('{"question": "1", "answer": "1"}\n')
+    (folder / "chat.jsonl").write_text('{"prompt": [{"role": "user"}], "answer": "1"}\n')
+    (folder / "number.jsonl").write_text('{"prompt": 3, "answer": "1"}\n')
+    (folder / "list.jsonl").write_text("[1, 2]\n")
+    (folder / "empty").mkdir()
+    config = {
+        "model": "model",
+        "iterations": 1,
+        "data": {"path": "data.jsonl", "template": "plain", "batch_size": 8},
+        "rollout": {"max_new_tokens": 8},
+        "score": {"rewards": [{"fn": "rewards.py:fine"}]},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    (folder / "list.yaml").write_text("- 1\n")
+    (folder / "broken.yaml").write_text("a: [1\n")
+    return folder
+
+
+def ratchet(bench, monkeypatch, capsys, *args):
+    monkeypatch.chdir(bench)
+    monkeypatch.setattr(sys, "argv", ["ratchet", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("update.learning_rate=1", "there is no key 'update.learning_rate'"),
+        ("update.clip_hihg=0.3", "did you mean 'clip_high'?"),
+        ("rolout.temperature=1", "did you mean 'rollout'?"),
+        ("update.lr=fast", "update.lr is 'fast'"),
+        ("update.lr=-1", "update.lr is -1: input should be greater than 0"),
+        ("update.algorithm=gppo", "update.algorithm is 'gppo'"),
+        ("rollout.top_p=1.5", "rollout.top_p is 1.5"),
+        ("update.lr", "is not key=value"),
+        ("model.name=x", "'name' lies in no section"),
+        ("model=nowhere", "give the folder of a Hugging Face model"),
+        ("model=empty", "there is no empty/config.json"),
+        ("data.path=absent.jsonl", "there is no such file"),
+        ("data.path=bad.jsonl", "bad.jsonl, line 2 is not JSON"),
+        ("data.path=lean.jsonl", "has no column 'prompt'"),
+        ("data.path=chat.jsonl", "set data.template=chat"),
+        ("data.path=number.jsonl", "column 'prompt' is 3"),
+        ("data.path=list.jsonl", "holds a list"),
+        ("data.answer=solution", "has no column 'solution'"),
+        ("data.template=chat", "has no chat template"),
+        ("score.rewards=[{fn: 'rewards.py:missing'}]", "has no function 'missing'; it has fine"),
+        ("score.rewards=[{fn: 'absent.py:fine'}]", "does not exist"),
+        ("score.rewards=[{fn: 'broken.py:fine'}]", "fails on import"),
+        ("score.rewards=[{fn: 'no.such.module:fine'}]", "can't be imported"),
+        ("score.rewards=[{fn: fine}]", "is no import path"),
+        ("score.rewards=[]", "score.rewards is []"),
+        (
+            "score.rewards=[{fn: 'rewards.py:fine'}, {fn: 'rewards.py:fine'}]",
+            "two rewards are named 'fine'",
+        ),
+        ("update.minibatches=3", "data.batch_size 8 doesn't divide by update.minibatches 3"),
+        ("rollout.samples_per_prompt=1", "compares the samples of a prompt"),
+        ("resources.rollout.engines=9", "more than an iteration's 1 shards"),
+        ("rollout.max_new_tokens=128", "pass the model's context of 128"),
+        ("data.max_prompt_tokens=125", "pass the model's context of 128"),
+        ("store=memory://runs", "seen by one process only"),
+    ],
+)
+def test_config_that_cannot_work_is_refused_in_a_sentence(
+    bench, monkeypatch, capsys, override, sentence
+):
+    code, printed = ratchet(bench, monkeypatch, capsys, "train", "run.yaml", override)
+    assert code == 2
+    assert printed.err.startswith("ratchet: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (bench / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["train", "absent.yaml"], "can't be read"),
+        (["train", "list.yaml"], "holds no mapping"),
+        (["train", "broken.yaml"], "is not YAML"),
+        (["resume", "nowhere"], "there is no run at"),
+        (["status", "nowhere"], "there is no run at"),
+        (["samples", "nowhere"], "give the folder or URL of a run"),
+        (["export", "nowhere", "--to", "out"], "there is no run at"),
+    ],
+)
+def test_command_without_its_file_or_run_is_refused(bench, monkeypatch, capsys, args, sentence):
+    code, printed = ratchet(bench, monkeypatch, capsys, *args)
+    assert (code, printed.err.count("\n")) == (2, 1)
+    assert sentence in printed.err
+
+
+def test_run_with_another_identity_is_refused_by_name_and_left_alone(bench, monkeypatch, capsys):
+    from flows.config import load_config
+    from flows.plan import make_plan
+    from flows.record import open_run
+
+    monkeypatch.chdir(bench)
+    open_run(make_plan(load_config("run.yaml", ["store=other"])))
+    record = (bench / "other" / "run" / "run.json").read_bytes()
+    args = ["train", "run.yaml", "store=other", "update.lr=0.5", "rollout.top_k=3"]
+    code, printed = ratchet(bench, monkeypatch, capsys, *args)
+    assert code == 2
+    assert "update.lr: 1e-06 → 0.5" in printed.err
+    assert "rollout.top_k: 0 → 3" in printed.err
+    assert (bench / "other" / "run" / "run.json").read_bytes() == record
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["train", "--help"], ["train", "run.yaml", "update.lrr=1"]]
+)
+def test_help_and_config_errors_load_nothing_heavy(bench, args):
+    code = (
+        "import sys, json\nfrom flows.cli import main\nsys.argv = json.loads(sys.argv[1])\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(["ratchet", *args])],
+        cwd=bench,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stderr.splitlines()[-1]) == []
+
+
+def test_plan_prints_the_derived_sizes(bench, monkeypatch, capsys):
+    monkeypatch.chdir(bench)
+    monkeypatch.setattr(sys, "argv", ["ratchet", "plan", "run.yaml", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    sizes = json.loads(capsys.readouterr().out)
+    assert sizes["samples an iteration"] == "64"
+    assert sizes["prompt limit, tokens"] == "120"
