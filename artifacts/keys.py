@@ -73,7 +73,8 @@ def source_digest(function: Callable[..., Any]) -> str:
     The whole file counts, because a function's result depends on its neighbours too.
 
     Raises:
-        TypeError: ``function`` has no source file (a builtin, or typed into a shell).
+        TypeError: ``function`` has no source file: a builtin, typed into a shell, or an object
+            that is called, whose state no digest would hold.
     """
     try:
         path = inspect.getsourcefile(inspect.unwrap(function))
@@ -81,5 +82,4 @@ def source_digest(function: Callable[..., Any]) -> str:
         path = None
     if path is None or not Path(path).is_file():
         raise TypeError(f"{function!r} has no source file to take a digest of")
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return key_of({"name": name, "source": sha256(Path(path).read_bytes())})
+    return key_of({"name": function.__qualname__, "source": sha256(Path(path).read_bytes())})

@@ -94,7 +94,7 @@ class Manifest:
 
 
 def write_manifest(store: Store, folder: str, manifest: Manifest) -> Manifest:
-    """Commit ``manifest`` in ``folder``; returns what stands there afterwards.
+    """Commit ``manifest`` in ``folder``; returns what a reader finds there afterwards.
 
     A second commit of equal content is no conflict: the first one's manifest is returned.
 
@@ -108,7 +108,9 @@ def write_manifest(store: Store, folder: str, manifest: Manifest) -> Manifest:
         store.create(f"{folder}/{FILE_NAME}", data)
     except AlreadyExistsError:
         return _settle(manifest, read_manifest(store, folder), folder)
-    return manifest
+    # Through JSON, so that whoever made it holds what whoever finds it will: lists, not tuples.
+    written = json.loads(data)
+    return _from_content(written["content"], written["provenance"])
 
 
 def _settle(ours: Manifest, theirs: Manifest, folder: str) -> Manifest:
@@ -128,22 +130,32 @@ def read_manifest(store: Store, folder: str, digest: str | None = None) -> Manif
     """
     path = f"{folder}/{FILE_NAME}"
     try:
-        body = json.loads(store.read(path))
+        data = store.read(path)
     except FileNotFoundError as error:
         raise NotCommittedError(f"{store.url}/{path}: not committed") from error
-    except ValueError as error:
-        raise IntegrityError(path, "JSON", f"unreadable text ({error})", "content") from error
-    content = body["content"]
-    if content["schema_version"] > SCHEMA_VERSION:
+    try:
+        body = json.loads(data)
+        content, stated, provenance = body["content"], body["digest"], body["provenance"]
+        version = int(content["schema_version"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise IntegrityError(path, "a manifest", f"{error!r} on reading it", "content") from error
+    if version > SCHEMA_VERSION:
         raise ValueError(
-            f"{store.url}/{path} has schema version {content['schema_version']}, and this version "
+            f"{store.url}/{path} has schema version {version}, and this version "
             f"of Ratchet reads up to {SCHEMA_VERSION}: read it with the version that wrote it"
         )
-    found = key_of(content)
-    for expected in (body["digest"], digest or found):
+    found = _content_digest(path, content)
+    for expected in (stated, digest or found):
         if expected != found:
             raise IntegrityError(path, expected, found, "content digest")
-    return _from_content(content, body["provenance"])
+    return _from_content(content, provenance)
+
+
+def _content_digest(path: str, content: Mapping[str, Any]) -> str:
+    try:
+        return key_of(content)
+    except ValueError as error:  # NaN, which Python's JSON reads and no manifest holds
+        raise IntegrityError(path, "a manifest", str(error), "content") from error
 
 
 def _from_content(content: Mapping[str, Any], provenance: Mapping[str, Any]) -> Manifest:

@@ -4,6 +4,7 @@
 written whole. The IPC format itself notices no flipped byte, so every read checks the digest.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +20,11 @@ _NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
 
 
 def encode(table: pa.Table) -> bytes:
-    """``table`` as an Arrow IPC file; the same table gives the same bytes."""
+    """``table`` as an Arrow IPC file: built the same way, it gives the same bytes in any process.
+
+    A slice need not give the bytes of an equal table that was built alone: it keeps some of the
+    whole one's layout.
+    """
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -53,22 +58,15 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
     Raises:
         IntegrityError: it is missing, or its digest is another.
     """
-    path = f"{folder}/{shard.name}"
-    try:
-        data = store.read(path)
-    except FileNotFoundError as error:
-        raise IntegrityError(path, shard.digest, "no file") from error
-    found = sha256(data)
-    if found != shard.digest:
-        raise IntegrityError(path, shard.digest, f"{found} ({len(data)} bytes)")
-    return data
+    return _read_verified(store, f"{folder}/{shard.name}", shard.digest)
 
 
 def read_shard(store: Store, folder: str, shard: Shard) -> pa.Table:
-    """The table of ``shard``, its digest and row count checked."""
-    table = _decode(read_file(store, folder, shard))
+    """The table of ``shard``, its digest and row count checked. Raises IntegrityError."""
+    path = f"{folder}/{shard.name}"
+    table = _decode(path, _read_verified(store, path, shard.digest))
     if table.num_rows != shard.rows:
-        raise IntegrityError(f"{folder}/{shard.name}", shard.rows, table.num_rows, "rows")
+        raise IntegrityError(path, shard.rows, table.num_rows, "rows")
     return table
 
 
@@ -96,12 +94,28 @@ def find_shards(store: Store, folder: str, wanted: Iterable[int]) -> dict[int, S
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) not in indices or int(match[1]) in found:
             continue
-        data = store.read(f"{folder}/{name}")
-        if sha256(data) == match[2]:
-            shard = Shard(name, _decode(data).num_rows, len(data), match[2])
-            found[int(match[1])] = shard
+        path = f"{folder}/{name}"
+        with contextlib.suppress(IntegrityError):
+            data = _read_verified(store, path, match[2])
+            rows = _decode(path, data).num_rows
+            found[int(match[1])] = Shard(name, rows, len(data), match[2])
     return found
 
 
-def _decode(data: bytes) -> pa.Table:
-    return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+def _read_verified(store: Store, path: str, digest: str) -> bytes:
+    try:
+        data = store.read(path)
+    except FileNotFoundError as error:
+        raise IntegrityError(path, digest, "no file") from error
+    found = sha256(data)
+    if found != digest:
+        raise IntegrityError(path, digest, f"{found} ({len(data)} bytes)")
+    return data
+
+
+def _decode(path: str, data: bytes) -> pa.Table:
+    # The stream format is refused: cut between two batches, it reads as a shorter whole table.
+    try:
+        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    except pa.ArrowInvalid as error:
+        raise IntegrityError(path, "Arrow IPC file", str(error), "format") from error

@@ -7,16 +7,18 @@ is never opened. No answer comes from a cached listing.
 
 import contextlib
 import os
+import threading
 import uuid
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from artifacts.errors import AlreadyExistsError
 
-# SeaweedFS's refusal of a conditional put carries no Condition field, so s3fs maps it on EINVAL.
-_LOST_RACE = ("pre-condition", "precondition", "At least one of the pre")
+# The memory file system looks first and writes after: exclusive in one thread only.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -39,6 +41,8 @@ class Store:
         self.url = url.rstrip("/")
         self.fs, self.root = filesystem(self.url)
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        if self.is_local and "://" not in self.url:
+            self.url = self.root  # a relative path means another folder in another process
 
     def __reduce__(self) -> tuple[type["Store"], tuple[str]]:
         return Store, (self.url,)
@@ -62,11 +66,12 @@ class Store:
         return bool(self.fs.exists(self.locate(path)))
 
     def size(self, path: str) -> int | None:
-        """Bytes of ``path``, or None where there is nothing."""
+        """Bytes of the file ``path``, or None where there is no file."""
         try:
-            return int(self.fs.info(self.locate(path))["size"])
+            info = self.fs.info(self.locate(path))
         except FileNotFoundError:
             return None
+        return int(info["size"]) if info["type"] == "file" else None
 
     def put(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, over what stands there."""
@@ -85,16 +90,20 @@ class Store:
         try:
             if self.is_local:
                 self._put_local(where, data, exclusive=True)
+            elif isinstance(self.fs, MemoryFileSystem):
+                with _ONE_AT_A_TIME:
+                    self.fs.pipe_file(where, data, mode="create")
             else:
                 self.fs.pipe_file(where, data, mode="create")
         except OSError as error:
-            if isinstance(error, FileExistsError) or any(s in str(error) for s in _LOST_RACE):
+            if _is_lost_race(error):
                 raise AlreadyExistsError(f"{self.url}/{path} exists already") from error
             raise
 
     def remove(self, path: str) -> None:
-        """Delete ``path``. Raises FileNotFoundError."""
-        self.fs.rm_file(self.locate(path))
+        """Delete ``path``; afterwards it is gone, also where it was not there before."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self.locate(path))
 
     def names(self, path: str) -> list[str]:
         """Sorted names of what lies directly in folder ``path`` ("" is the run's own)."""
@@ -124,6 +133,14 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         _sync_folder(folder)
+
+
+def _is_lost_race(error: OSError) -> bool:
+    # s3fs makes a FileExistsError of a refused conditional put only where the server sends the
+    # optional Condition field, and EINVAL elsewhere: the HTTP status below it is certain.
+    response = getattr(error.__cause__, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return isinstance(error, FileExistsError) or status == 412
 
 
 def _sync_folder(folder: str) -> None:

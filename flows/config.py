@@ -94,7 +94,9 @@ class Config(Section):
     @property
     def url(self) -> str:
         """Where the run lies."""
-        store = self.store if "://" in self.store else os.path.abspath(self.store)
+        store = self.store
+        if "://" not in store:
+            store = os.path.abspath(os.path.expanduser(store))
         return f"{store.rstrip('/')}/{self.run}"
 
     @property

@@ -92,6 +92,8 @@ def find(store: Store, work: Work) -> Committed | None:
     if not is_committed(store, work.folder):
         return None
     manifest = read_manifest(store, work.folder)
+    if manifest.key != work.key:  # the folder's name holds only its beginning
+        raise IntegrityError(work.folder, work.key, manifest.key, "key")
     for shard in manifest.shards:
         path = f"{work.folder}/{shard.name}"
         found = store.size(path)

@@ -1,0 +1,133 @@
+"""Every configuration field is identity or declared execution, and keys follow that line."""
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+
+from artifacts.keys import key_of
+from flows.config import make_config
+from stages.settings import Section, is_execution
+
+# Where, how fast, how often: none of these changes a number. A field that is new or renamed and
+# is not here must be identity.
+EXECUTION = {
+    "run",
+    "store",
+    "model",  # its files enter keys by their digest
+    "iterations",  # enters an update's key where a learning rate falls towards the end
+    "data.path",  # its rows enter keys by their digest
+    "rollout.gpu_memory",
+    "rollout.max_sequences",
+    "score.rewards[].fn",  # its source enters keys by its digest
+    "update.activation_checkpointing",
+    "update.max_tokens_per_rank",
+    "checkpoint.every",
+    "resources.ray_address",
+    "resources.rollout.engines",
+    "resources.rollout.gpus",
+    "resources.rollout.threads",
+    "resources.score.gpus",
+    "resources.score.threads",
+    "resources.score.workers",
+    "resources.update.gpus",
+    "resources.update.ranks",
+    "resources.update.threads",
+    "retries.attempts",
+    "retries.delay_seconds",
+    "tracking.enabled",
+    "tracking.experiment",
+    "tracking.samples",
+    "tracking.uri",
+}
+
+CONFIG = make_config(
+    {
+        "model": "models/tiny",
+        "iterations": 3,
+        "data": {"path": "data/prompts.jsonl"},
+        "score": {"rewards": [{"fn": "my_rewards:exact"}, {"fn": "my_rewards:short", "weight": 2}]},
+    },
+    [],
+    "test",
+)
+
+
+def walk(section: Section, prefix: str = "", declared: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every field below ``section`` as (dotted path, whether it is declared execution)."""
+    for name, field in type(section).model_fields.items():
+        path = f"{prefix}{name}"
+        is_declared = declared or is_execution(field.json_schema_extra)
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from walk(value, f"{path}.", is_declared)
+        elif isinstance(value, list) and value and isinstance(value[0], Section):
+            yield from walk(value[0], f"{path}[].", is_declared)
+        else:
+            yield path, is_declared
+
+
+FIELDS = dict(walk(CONFIG))
+
+
+def with_change(section: Section, path: str) -> Section:
+    """A copy of ``section`` in which the field at ``path`` has another value."""
+    name, _, rest = path.partition(".")
+    if name.endswith("[]"):
+        first, *others = getattr(section, name[:-2])
+        return section.model_copy(update={name[:-2]: [with_change(first, rest), *others]})
+    if rest:
+        return section.model_copy(update={name: with_change(getattr(section, name), rest)})
+    annotation = type(section).model_fields[name].annotation
+    return section.model_copy(update={name: another(annotation, getattr(section, name))})
+
+
+def another(annotation: Any, value: Any) -> Any:
+    """A value of type ``annotation`` that is not ``value``."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return next((choice for choice in arguments if choice != value), f"not {value}")
+    if origin in (Union, types.UnionType):
+        inner = next(each for each in arguments if each is not types.NoneType)
+        return another(inner, value)
+    if origin is tuple:
+        return (another(arguments[0], value[0]), *value[1:])
+    if origin is list:
+        return [*value, another(arguments[0], None)]
+    if annotation is bool:
+        return not value
+    if annotation in (int, float):
+        return annotation((value or 0) + 1)
+    if annotation is str:
+        # What stands after the colon of a reward names its column, and that is identity.
+        return f"elsewhere/{value or ''}"
+    raise NotImplementedError(f"no other value of {annotation}: teach this function that type")
+
+
+def test_config_fields_declared_execution_are_those_listed_here() -> None:
+    assert {path for path, is_declared in FIELDS.items() if is_declared} == EXECUTION
+
+
+def test_config_walk_reaches_fields_at_every_depth() -> None:
+    assert {"seed", "update.lr", "score.rewards[].weight", "resources.rollout.gpus"} <= set(FIELDS)
+    assert not any(isinstance(value, Section) for value in CONFIG.identity().values())
+
+
+@pytest.mark.parametrize("path", [path for path in FIELDS if path not in EXECUTION])
+def test_config_identity_changes_with_an_identity_field(path: str) -> None:
+    changed = with_change(CONFIG, path)
+    assert changed != CONFIG
+    assert key_of(changed.identity()) != key_of(CONFIG.identity())
+
+
+@pytest.mark.parametrize("path", sorted(EXECUTION))
+def test_config_identity_is_blind_to_an_execution_field(path: str) -> None:
+    changed = with_change(CONFIG, path)
+    assert changed != CONFIG
+    assert key_of(changed.identity()) == key_of(CONFIG.identity())
+
+
+def test_config_identity_of_defaults_written_out_is_that_of_defaults_left_out() -> None:
+    written = make_config(CONFIG.model_dump(), [], "test")
+    assert key_of(written.identity()) == key_of(CONFIG.identity())
