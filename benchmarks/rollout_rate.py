@@ -104,7 +104,9 @@ def measure(args: argparse.Namespace, folder: str) -> list[tuple[float, float]]:
     prompts = PromptSet(store, committed)
     place = Placement(args.gpus, args.threads, dict(ENVIRONMENT))
     engines = Engines(cluster, args.model, BASE, args.config, args.context, 1, place)
-    (bare,) = cluster.start("rollout_rate:BareEngine", [(args.model, args.config, args.context)], place)
+    (bare,) = cluster.start(
+        "rollout_rate:BareEngine", [(args.model, args.config, args.context)], place
+    )
     rates = []
     for iteration in range(1, args.rounds + 2):
         work = round_work(iteration, args, committed)

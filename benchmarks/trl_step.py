@@ -78,7 +78,7 @@ def main() -> None:
         learning_rate=2e-5,
         lr_scheduler_type="constant",
         beta=0.0,
-        temperature=1.0,
+        temperature=0.8,
         bf16=True,
         use_cpu=True,
         report_to="none",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ def print_findings(config: str | None, as_json: bool) -> None:
     else:
         rows = [[f.subject, "ok" if f.is_fine else "LOOK", f.found, f.remedy] for f in findings]
         print_table(["what", "", "found", "what to do"], rows)
+        wrong = sum(not finding.is_fine for finding in findings)
+        print(f"\n{wrong} of {len(findings)} to look at" if wrong else "\nall is well")
     if not all(finding.is_fine for finding in findings):
         sys.exit(1)
 
@@ -56,7 +59,8 @@ def examine(config: str | None) -> Iterator[Finding]:
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
+    is_fine = sys.version_info >= (3, 11)
+    return Finding("python", is_fine, version, "" if is_fine else "install Python 3.11 or newer")
 
 
 def _version(package: str) -> str | None:
@@ -68,11 +72,12 @@ def _version(package: str) -> str | None:
 
 def _package(name: str) -> Finding:
     version = _version(name)
-    if version is None and name == "s3fs":
-        return Finding(
-            name, True, "not installed", "for s3:// stores: pip install 'ratchet-rl[s3]'"
-        )
-    return Finding(name, version is not None, version or "not installed", f"pip install {name}")
+    if version is not None:
+        return Finding(name, True, version)
+    if name == "s3fs":
+        remedy = "for s3:// stores: pip install 'ratchet-rl[s3]'"
+        return Finding(name, True, "not installed", remedy)
+    return Finding(name, False, "not installed", f"pip install {name}")
 
 
 def _engine() -> Finding:
@@ -133,15 +138,25 @@ def _for_config(path: str) -> Iterator[Finding]:
         yield Finding("config", False, str(error))
         return
     yield Finding("config", True, path)
-    yield _attempt("store", config.store, lambda: _probe_store(config.store))
+    remedy = "check its URL, credentials and rights"
+    yield _attempt("store", config.store, lambda: _probe_store(config.store), remedy)
+    if config.tracking.enabled:
+        uri = config.tracking.uri or "SQLite, beside the runs"
+        remedy = "start it, or take tracking.uri out; training goes on without it"
+        yield _attempt("tracking", uri, lambda: _probe_tracking(uri), remedy)
 
 
-def _attempt(subject: str, found: str, work: Callable[[], None]) -> Finding:
+def _attempt(subject: str, found: str, work: Callable[[], None], remedy: str) -> Finding:
     try:
         work()
     except Exception as error:
-        return Finding(subject, False, f"{found}: {error}", "check its URL, credentials and rights")
+        return Finding(subject, False, f"{found}: {error}", remedy)
     return Finding(subject, True, found)
+
+
+def _probe_tracking(uri: str) -> None:
+    if uri.startswith(("http://", "https://")):
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
 
 
 def _probe_store(url: str) -> None:

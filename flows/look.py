@@ -1,20 +1,23 @@
 """``ratchet samples``: rollouts of an iteration, filtered and sorted with SQL."""
 
 import json
+import math
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from artifacts.runs import committed, iterations
+from artifacts.runs import iterations
 from artifacts.store import Store
 from flows.config import UserError
-from flows.samples import join_iteration
+from flows.samples import join_iteration, shown_columns
 from flows.session import Iteration
-from flows.tables import print_table
+from flows.status import newest
+from flows.tables import fits, print_block, print_table
 from stages.contract import Committed
 
-_SHOWN = ("sample_id", "reward", "tokens", "finish_reason", "prompt_text", "text", "ground_truth")
+_TEXTS = {"prompt_text": "prompt", "text": "response", "ground_truth": "truth", "error": "error"}
+_TEXT_LIMIT = 1200
 
 
 def print_samples(
@@ -22,13 +25,25 @@ def print_samples(
 ) -> None:
     """Print rows of an iteration's samples; ``where`` and ``sort`` are SQL over the columns."""
     store = Store(url)
-    table = query(_iteration_table(store, url, iteration), where, sort, limit)
+    number, whole = _iteration_table(store, url, iteration)
+    table = query(whole, where, sort, limit)
     if as_json:
-        print(json.dumps(table.to_pylist(), indent=1, ensure_ascii=False))
+        print(json.dumps(_plain(table.to_pylist()), indent=1, ensure_ascii=False))
         return
-    names = [name for name in _SHOWN if name in table.column_names]
-    names += [name for name in ("advantage", "error") if name in table.column_names]
-    print_table(names, [[_text(row[name]) for name in names] for row in table.to_pylist()])
+    _print(table)
+    print(f"\niteration {number}: {table.num_rows} of {whole.num_rows} samples")
+
+
+def _print(table: pa.Table) -> None:
+    """As a table where a sample is a line, else as a block a sample."""
+    names = [name for name in shown_columns(table) if name != "error" or _any(table["error"])]
+    rows = table.select(names).to_pylist()
+    cells = [[_text(row[name]) for name in names] for row in rows]
+    if fits(names, cells):
+        print_table(names, cells, texts=_TEXTS)
+    else:
+        for row in rows:
+            _print_sample(row)
 
 
 def query(table: pa.Table, where: str | None, sort: str | None, limit: int) -> pa.Table:
@@ -39,30 +54,62 @@ def query(table: pa.Table, where: str | None, sort: str | None, limit: int) -> p
     connection = duckdb.connect()
     connection.register("samples", table)
     try:
-        return connection.execute(f"{statement} LIMIT {limit}").to_arrow_table()
+        return connection.sql(f"{statement} LIMIT {limit}").to_arrow_table()
     except duckdb.Error as error:
-        columns = ", ".join(table.column_names)
+        columns = ", ".join(f'"{n}"' if "." in n else n for n in table.column_names)
         raise UserError(f"{str(error).splitlines()[0]}; the columns are {columns}") from None
 
 
-def _iteration_table(store: Store, url: str, iteration: int | None) -> pa.Table:
+def _iteration_table(store: Store, url: str, iteration: int | None) -> tuple[int, pa.Table]:
     found = iterations(store)
     if not found:
         raise UserError(f"there is no rollout at {url!r}: give the folder or URL of a run")
     wanted = found if iteration is None else [iteration]
     for number in reversed(wanted):
-        made = Iteration(*(_newest(store, number, s) for s in ("rollout", "score", "update")))
+        made = Iteration(*(_committed(store, number, s) for s in ("rollout", "score", "update")))
         if made.rollout is not None:
-            return join_iteration(store, made)
+            return number, join_iteration(store, made)
     raise UserError(f"iteration {wanted[-1]} has no committed rollout; the newest is {found[-1]}")
 
 
-def _newest(store: Store, iteration: int, stage: str) -> Committed | None:
-    found = committed(store, iteration, stage)
-    return Committed(*found[-1], was_reused=True) if found else None
+def _committed(store: Store, iteration: int, stage: str) -> Committed | None:
+    found = newest(store, iteration, stage)
+    return Committed(*found, was_reused=True) if found else None
+
+
+def _print_sample(row: dict[str, Any]) -> None:
+    facts = {name: value for name, value in row.items() if name not in _TEXTS}
+    name = facts.pop("sample_id")
+    facts["finish"] = facts.pop("finish_reason")
+    heading = "  ".join([name, *(f"{fact} {_text(value)}" for fact, value in facts.items())])
+    texts = [(label, row.get(column)) for column, label in _TEXTS.items()]
+    print_block(heading, [(label, _cut(text)) for label, text in texts if text is not None])
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _TEXT_LIMIT:
+        return text
+    half = _TEXT_LIMIT // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]} … ({left_out} characters; --json has all) … {text[-half:]}"
+
+
+def _any(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count < len(column))
 
 
 def _text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no NaN; what isn't finite reads as null.
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value

@@ -9,7 +9,8 @@ from artifacts.shards import read_shard, read_table
 from artifacts.store import Store
 from flows.session import Iteration
 
-_SHOWN = ("sample_id", "prompt_text", "text", "ground_truth", "reward", "finish_reason", "error")
+# What a reader compares stands together: they see four or five columns at once.
+_SHOWN = ("reward", "prompt_text", "text", "ground_truth", "advantage", "tokens", "finish_reason")
 _TEXT_LIMIT = 2000
 
 
@@ -40,23 +41,29 @@ def _beside(left: pa.Table, right: pa.Table, leave_out: set[str]) -> pa.Table:
 
 
 def telling_rows(table: pa.Table, limit: int) -> dict[str, Any]:
-    """Up to ``limit`` samples as MLflow's table JSON: what failed, the worst, the best, between."""
-    rows = table.to_pylist()
-    order = sorted(range(len(rows)), key=lambda i: _rank(rows[i]))
+    """Up to ``limit`` samples as MLflow's table JSON: those without a reward, then worst to best.
+
+    Where there are more, they are taken evenly over that order: both ends and the middle.
+    """
+    rewards = table["reward"].to_pylist()
+    order = sorted(range(len(rewards)), key=lambda i: (rewards[i] is not None, rewards[i] or 0.0))
     if len(order) > limit:
-        # Evenly over the order keeps both ends and the middle.
         order = [order[k * (len(order) - 1) // max(1, limit - 1)] for k in range(limit)]
-    names = [*_SHOWN, *(n for n in table.column_names if n.startswith("reward.")), "tokens"]
-    names += [name for name in ("advantage",) if name in table.column_names]
-    return {"columns": names, "data": [[_cell(rows[i][n]) for n in names] for i in order]}
+    rows = table.select(shown_columns(table)).take(order)
+    data = [[_cell(value) for value in row.values()] for row in rows.to_pylist()]
+    return {"columns": rows.column_names, "data": data}
 
 
-def _rank(row: dict[str, Any]) -> tuple[int, float]:
-    reward = row["reward"]
-    return (0, 0.0) if reward is None else (1, reward)
+def shown_columns(table: pa.Table) -> list[str]:
+    """The columns that a person reads, in reading order."""
+    components = [name for name in table.column_names if name.startswith("reward.")]
+    names = [*_SHOWN, *(components if len(components) > 1 else []), "error", "sample_id"]
+    return [name for name in names if name in table.column_names]
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
     if isinstance(value, str) and len(value) > _TEXT_LIMIT:
         return value[:_TEXT_LIMIT] + " …"
     return value

@@ -7,7 +7,7 @@ calling them again costs nothing and changes nothing.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from artifacts.manifests import Ref
+from artifacts.manifests import Manifest, Ref
 from artifacts.store import Store
 from flows.plan import Plan
 from flows.pools import Pools, reference_spec
@@ -29,6 +29,9 @@ class Report(Protocol):
 
     def say(self, event: str, **fields: Any) -> None:
         """One line."""
+
+    def stage(self, stage: str, iteration: int, manifest: Manifest, was_reused: bool) -> None:
+        """The line of a stage that has committed."""
 
 
 @dataclass

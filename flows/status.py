@@ -1,14 +1,21 @@
 """What is committed of a run, read from manifests alone."""
 
+import json
+import shlex
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from artifacts.manifests import Manifest
-from artifacts.runs import committed, iterations, read_record
+from artifacts.runs import committed, is_committed, iterations, read_record
 from artifacts.store import Store
 from flows.config import UserError
 from flows.tables import print_table
 
+TRACKING_RECORD = "tracking.json"
 STAGES = ("rollout", "score", "update")
+_SHOWN_FIRST, _SHOWN_LAST = 5, 30
+_LOCAL_SERVER = "http://127.0.0.1:5000"
 
 
 def run_status(url: str) -> dict[str, Any]:
@@ -25,24 +32,51 @@ def run_status(url: str) -> dict[str, Any]:
         "planned_iterations": planned,
         "finished_iterations": updates,
         "is_complete": updates >= planned,
+        "snapshots": snapshots(store),
+        "tracking": tracking_record(store),
         "stages": [row for row in rows if row["state"] != "absent"],
     }
 
 
+def newest(store: Store, iteration: int, stage: str) -> tuple[str, Manifest] | None:
+    """Folder and manifest of the stage's latest commit in ``iteration``."""
+    found = committed(store, iteration, stage)
+    return max(found, key=lambda pair: pair[1].provenance.get("end", 0.0)) if found else None
+
+
+def snapshots(store: Store) -> list[int]:
+    """The policy versions whose weights and trainer state are kept."""
+    return [
+        int(version)
+        for version in store.names("policy")
+        if any(
+            is_committed(store, f"policy/{version}/{key}")
+            for key in store.names(f"policy/{version}")
+        )
+    ]
+
+
+def tracking_record(store: Store) -> dict[str, Any] | None:
+    """Where the run is tracked: the server's URI, the experiment's and the run's id."""
+    try:
+        return dict(json.loads(store.read(TRACKING_RECORD)))
+    except FileNotFoundError:
+        return None
+
+
 def _stage_row(store: Store, iteration: int, stage: str) -> dict[str, Any]:
     row: dict[str, Any] = {"iteration": iteration, "stage": stage, "state": "absent"}
-    found = committed(store, iteration, stage)
-    if found:
-        folder, manifest = found[-1]
-        return row | {"state": "committed", "folder": folder, **_facts(stage, manifest)}
+    if found := newest(store, iteration, stage):
+        folder, manifest = found
+        return row | {"state": "committed", "folder": folder, **_facts(manifest)}
     parent = f"iteration-{iteration:06d}/{stage}"
-    shards = [name for f in store.names(parent) for name in store.names(f"{parent}/{f}")]
-    if shards:
+    files = [name for f in store.names(parent) for name in store.names(f"{parent}/{f}")]
+    if shards := [name for name in files if not name.startswith("ledger.")]:
         return row | {"state": "partial", "shards": len(shards)}
     return row
 
 
-def _facts(stage: str, manifest: Manifest) -> dict[str, Any]:
+def _facts(manifest: Manifest) -> dict[str, Any]:
     provenance, metrics = manifest.provenance, manifest.metrics
     tokens = metrics.get("rollout/response_tokens") or metrics.get("update/trained_tokens")
     return {
@@ -50,7 +84,7 @@ def _facts(stage: str, manifest: Manifest) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "made": provenance.get("made"),
         "found": provenance.get("found"),
-        "rows": manifest.rows,
+        "samples": num_samples(manifest),
         "tokens": None if tokens is None else int(tokens),
         "seconds": round(provenance["seconds"], 3),
         "reward": metrics.get("reward/mean"),
@@ -58,40 +92,85 @@ def _facts(stage: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def num_samples(manifest: Manifest) -> int:
+    """Samples that a stage's output holds; of an update, those that it trained on."""
+    trained = manifest.metrics.get("update/trained_samples")
+    return manifest.rows if trained is None else int(trained)
+
+
 def status_table(found: dict[str, Any]) -> None:
-    """Print a status as a table."""
-    columns = [
-        "iteration",
-        "stage",
-        "state",
-        "shards",
-        "made",
-        "found",
-        "rows",
-        "tokens",
-        "seconds",
-        "reward",
-    ]
-    print_table(columns, [[_text(row.get(name)) for name in columns] for row in found["stages"]])
+    """Print a status: a line an iteration, then how far the run is."""
+    table = [_line(found, iteration) for iteration in _iterations(found)]
+    names = [name for name in table[0] if any(row[name] for row in table)] if table else []
+    rows = [[row[name] for name in names] for row in table]
+    hidden = len(rows) - _SHOWN_FIRST - _SHOWN_LAST
+    if hidden > 1 and sys.stdout.isatty():
+        rows[_SHOWN_FIRST:-_SHOWN_LAST] = [["…", *[""] * (len(names) - 1)]]
+    if rows:
+        print_table(names, rows)
     finished, planned = found["finished_iterations"], found["planned_iterations"]
+    kept = ", ".join(map(str, found["snapshots"]))
     print(f"\n{finished} of {planned} iterations finished: {found['run']}")
+    print(f"policies kept: {kept}" if kept else "no policy is kept yet")
+
+
+def _iterations(found: dict[str, Any]) -> Iterable[int]:
+    return sorted({row["iteration"] for row in found["stages"]})
+
+
+def _line(found: dict[str, Any], iteration: int) -> dict[str, str]:
+    stages = {row["stage"]: row for row in found["stages"] if row["iteration"] == iteration}
+    rollout, score = stages.get("rollout", {}), stages.get("score", {})
+    reused = sum(row.get("found") or 0 for row in stages.values())
+    return {
+        "iteration": str(iteration),
+        "reward": _decimals(score.get("reward"), 3),
+        "samples": _count(rollout.get("samples")),
+        "trained": _count(stages.get("update", {}).get("samples")),
+        "tokens": _count(rollout.get("tokens")),
+        **{stage: _seconds(stages.get(stage)) for stage in STAGES},
+        "shards kept": _count(reused or None),
+        "policy": "kept" if iteration in found["snapshots"] else "",
+    }
+
+
+def _seconds(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if row["state"] == "partial":
+        return f"{row['shards']} shards"
+    return f"{row['seconds']:,.2f} s"
 
 
 def summary(found: dict[str, Any]) -> str:
     """How a run ended, and how to look at it."""
     rewards = [row["reward"] for row in found["stages"] if row.get("reward") is not None]
     seconds = sum(row.get("seconds") or 0.0 for row in found["stages"])
+    run = shlex.quote(found["run"])
     lines = [
         f"\n{found['finished_iterations']} iterations, {seconds:.0f} s of work",
         f"reward: {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else "reward: none known",
         f"the run lies at {found['run']}",
-        f"  ratchet status  {found['run']}",
-        f"  ratchet samples {found['run']} --sort 'reward desc'",
+        f"  ratchet status  {run}",
+        f"  ratchet samples {run} --sort 'reward desc'",
+        *(f"  {line}" for line in _mlflow_lines(found["tracking"])),
     ]
     return "\n".join(lines)
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def _mlflow_lines(tracking: dict[str, Any] | None) -> list[str]:
+    if tracking is None:
+        return []
+    uri, is_server = tracking["uri"], tracking["uri"].startswith("http")
+    page = f"#/experiments/{tracking['experiment_id']}/runs/{tracking['run_id']}"
+    # MLflow opens on its pages for LLM applications; this asks for those of training runs.
+    page = f"{uri if is_server else _LOCAL_SERVER}/{page}?workflowType=machine_learning"
+    return [page] if is_server else [f"mlflow server --workers 1 --backend-store-uri {uri}", page]
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _decimals(value: float | None, places: int) -> str:
+    return "" if value is None else f"{value:,.{places}f}"

@@ -1,184 +1,341 @@
 """The door to MLflow: one MLflow run for a training run, fed from committed manifests.
 
-What is published comes from manifests and carries their times, so publishing again gives the same
-points. A failure to publish never reaches training: it is counted, said, and made up for at the
-next chance, after a restart too.
+Publishing happens in a thread of its own, so training waits for no server; a failure is counted,
+said once, and made up for at the next chance, after a restart too. What is published comes from
+manifests and carries their times, so that publishing again gives the same points.
+
+    <store>/<run>/tracking.json     which MLflow run, at which server
+    <store>/mlartifacts/            where MLflow keeps files, if no server of its own does
+    <store>/mlflow.db               where MLflow keeps the rest, if no URI is given
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from artifacts.manifests import Manifest
-from artifacts.runs import read_or_write
+from artifacts.errors import AlreadyExistsError, IntegrityError
 from artifacts.store import Store
 from flows.plan import Plan
+from flows.publication import (
+    metrics_of,
+    params_of,
+    publishable,
+    renamed,
+    table_tag,
+    tags_of,
+)
 from flows.report import Report
 from flows.samples import join_iteration, telling_rows
 from flows.session import Iteration
+from flows.status import TRACKING_RECORD as RECORD
 
-_RECORD = "tracking.json"
-_PARAM_LIMIT = 6000
+_CLOSE_SECONDS = 30.0
+_SAMPLES = "samples/iteration-{:06d}.json"
+_MANIFESTS = "manifests/iteration-{:06d}.json"
+_POINTS_A_CALL, _PARAMS_A_CALL, _TAGS_A_CALL, _DIGEST_LIMIT = 800, 100, 100, 36
+# MLflow's own defaults try a dead server for four minutes; the next iteration tries again anyway.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 
 
 class Tracker:
-    """See the module's docstring."""
+    """Publishes a run in the background. Call ``open``, ``publish`` per iteration, ``close``."""
 
     def __init__(self, store: Store, plan: Plan, report: Report) -> None:
         self._store, self._plan, self._report = store, plan, report
-        self._settings = plan.config.tracking
-        self._client: Any = None
-        self._run_id = ""
-        self._published = 0
+        self._inbox: queue.SimpleQueue[tuple[int, Iteration] | str] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # From here on the thread's own.
+        self._run: TrackedRun | None = None
         self._waiting: dict[int, Iteration] = {}
+        self._is_failing = False
         self.num_failures = 0
 
     def open(self, flow_run_id: str) -> None:
-        """Find the run's MLflow run, or make it."""
-        if self._settings.enabled:
+        """Find the run's MLflow run, or make it, and begin to take iterations."""
+        if self._plan.config.tracking.enabled:
             self._flow_run_id = flow_run_id
-            self._attempt(self._open)
+            # Here, not in the thread: two threads that import at once can see half a module.
+            self._attempt(self._find_run)
+            self._thread = threading.Thread(target=self._serve, name="tracking", daemon=True)
+            self._thread.start()
 
     def publish(self, iteration: int, made: Iteration) -> None:
-        """Publish an iteration, and those before it that failed to be."""
-        if not self._settings.enabled:
-            return
-        self._waiting[iteration] = made
-        if self._client is None:
-            self._attempt(self._open)
-        if self._client is not None:
-            self._attempt(self._catch_up)
+        """Take an iteration to publish. Returns at once."""
+        if self._thread is not None:
+            self._inbox.put((iteration, made))
 
     def close(self, status: str) -> None:
-        """End the MLflow run with FINISHED, FAILED or KILLED."""
-        if self._client is not None:
-            self._attempt(self._catch_up)
-            self._attempt(lambda: self._client.set_terminated(self._run_id, status))
-        if self._waiting and self._settings.enabled:
+        """Publish what waits and end the MLflow run with FINISHED, FAILED or KILLED."""
+        if self._thread is None:
+            return
+        self._inbox.put(status)
+        self._thread.join(_CLOSE_SECONDS)
+        if self._waiting:
             self._report.say("tracking", unpublished=len(self._waiting), resume="publishes them")
+
+    def _serve(self) -> None:
+        status = None
+        while status is None:
+            status = self._take()
+            self._attempt(self._catch_up)
+        if self._run is not None:
+            self._attempt(lambda: self._open_run().end(status))
+
+    def _take(self) -> str | None:
+        """All that has come in, waiting for the first; returns the status to end with."""
+        item = self._inbox.get()
+        while isinstance(item, tuple):
+            self._waiting[item[0]] = item[1]
+            if self._inbox.empty():
+                return None
+            item = self._inbox.get()
+        return item
+
+    def _catch_up(self) -> None:
+        run = self._open_run()
+        for iteration in sorted(self._waiting):
+            if iteration > run.published:
+                run.publish(iteration, self._waiting[iteration])
+            del self._waiting[iteration]
+
+    def _open_run(self) -> "TrackedRun":
+        if self._run is None:
+            self._find_run()
+        assert self._run is not None
+        return self._run
+
+    def _find_run(self) -> None:
+        self._run = TrackedRun(self._store, self._plan, self._flow_run_id, self._report)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
             self.num_failures += 1
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            self._report.say("tracking", failures=self.num_failures, error=reason)
+            # The first of a row of failures is said; the rest are the same one again.
+            if not self._is_failing:
+                self._report.say("tracking", state="failing", error=_in_short(error))
+            self._is_failing = True
+        else:
+            if self._is_failing and not self._waiting:
+                self._report.say("tracking", state="caught up", failures=self.num_failures)
+                self._is_failing = False
 
-    def _open(self) -> None:
-        import mlflow
 
-        uri = self._settings.uri or default_uri(self._plan.config.store)
-        client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._experiment(client)
-        record = (
-            read_or_write(
-                self._store, _RECORD, {"uri": uri, "run_id": self._create_run(client, experiment)}
-            )
-            if not self._store.exists(_RECORD)
-            else read_or_write(self._store, _RECORD, {})
-        )
-        self._run_id = record["run_id"]
-        self._published = int(client.get_run(self._run_id).data.metrics.get("iteration", 0))
-        client.update_run(self._run_id, status="RUNNING")
-        client.set_tag(self._run_id, "prefect.flow_run_id", self._flow_run_id)
-        self._client = client
+class TrackedRun:
+    """The MLflow run of a training run: found by the id in the store, or made."""
 
-    def _experiment(self, client: Any) -> str:
-        name = self._settings.experiment
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                location = artifact_location(self._plan.config.store)
-                return str(client.create_experiment(name, artifact_location=location))
-            except Exception:
-                # Another run was first with the name.
-                found = client.get_experiment_by_name(name)
-                if found is None:
-                    raise
-        return str(found.experiment_id)
+    def __init__(self, store: Store, plan: Plan, flow_run_id: str, report: Report) -> None:
+        self._store, self._plan, self._report = store, plan, report
+        self._uri = tracking_uri(plan)
+        with alone_at(self._uri):
+            self._client = connect(self._uri)
+            found = self._recorded() or self._make()
+        self._id = found.info.run_id
+        if not found.data.params:
+            self._describe()
+        # Published last of an iteration's points: a restart reads here how far publishing came.
+        self.published = int(found.data.metrics.get("iteration", 0))
+        self._client.update_run(self._id, status="RUNNING")
+        self._client.set_tag(self._id, "prefect.flow_run_id", flow_run_id)
 
-    def _create_run(self, client: Any, experiment: str) -> str:
-        from mlflow.entities import Dataset as TrackedDataset
-        from mlflow.entities import DatasetInput, InputTag, Param
+    def publish(self, iteration: int, made: Iteration) -> None:
+        """An iteration's manifests, sample table and points; the same ones each time."""
+        from mlflow.entities import Metric, RunTag
 
-        config = self._plan.config
-        tags = {"ratchet.url": self._store.url, "ratchet.model_digest": self._plan.model_digest}
-        run = client.create_run(experiment, run_name=config.run, tags=tags)
-        run_id = str(run.info.run_id)
-        params = flatten(config.model_dump(mode="json"))
-        client.log_batch(
-            run_id, params=[Param(k, str(v)[:_PARAM_LIMIT]) for k, v in params.items()]
-        )
-        dataset = TrackedDataset(
-            name=Path(config.data.path).stem,
-            digest=self._plan.data_digest[:36],
-            source_type="local",
-            source=f'{{"uri": "{config.data.path}"}}',
-        )
-        context = [InputTag("mlflow.data.context", "prompts")]
-        client.log_inputs(run_id, [DatasetInput(dataset, context)])
-        return run_id
-
-    def _catch_up(self) -> None:
-        for iteration in sorted(self._waiting):
-            if iteration > self._published:
-                self._publish(iteration, self._waiting[iteration])
-                self._published = iteration
-            del self._waiting[iteration]
-
-    def _publish(self, iteration: int, made: Iteration) -> None:
-        from mlflow.entities import Metric
-
-        assert made.rollout is not None
-        assert made.scores is not None
-        assert made.update is not None
         stages = {"rollout": made.rollout, "score": made.scores, "update": made.update}
-        for stage, committed in stages.items():
-            name = f"manifests/iteration-{iteration:06d}-{stage}.json"
-            self._client.log_dict(self._run_id, committed.manifest.content(), name)
-        if self._settings.samples:
-            table = telling_rows(join_iteration(self._store, made), self._settings.samples)
-            name = f"samples/iteration-{iteration:06d}.json"
-            self._client.log_dict(self._run_id, table, name)
-        milliseconds = int(made.update.manifest.provenance["end"] * 1000)
-        metrics = metrics_of({name: c.manifest for name, c in stages.items()})
-        # Last of all: what a restart reads to know how far publishing came.
-        metrics["iteration"] = iteration
-        points = [Metric(name, value, milliseconds, iteration) for name, value in metrics.items()]
-        self._client.log_batch(self._run_id, metrics=points)
+        committed = {name: stage for name, stage in stages.items() if stage is not None}
+        files = {
+            _MANIFESTS.format(iteration): {
+                name: {"folder": c.folder, "digest": c.manifest.digest, **c.manifest.content()}
+                for name, c in committed.items()
+            }
+        }
+        tags = {}
+        if table := self._table(iteration, made):
+            files[_SAMPLES.format(iteration)] = table
+            tags["mlflow.loggedArtifacts"] = table_tag(iteration, _SAMPLES)
+        self._upload(files)
+        metrics = metrics_of({name: c.manifest for name, c in committed.items()})
+        tags |= {f"ratchet.metric.{legal}": name for legal, name in renamed(metrics).items()}
+        values = {**publishable(metrics), "iteration": float(iteration)}
+        milliseconds = int(1000 * max(c.manifest.provenance["end"] for c in committed.values()))
+        points = [Metric(name, value, milliseconds, iteration) for name, value in values.items()]
+        self._log(points, [RunTag(name, value) for name, value in tags.items()])
+        self.published = iteration
+
+    def end(self, status: str) -> None:
+        """Mark the run as ended."""
+        self._client.set_terminated(self._id, status)
+
+    def _table(self, iteration: int, made: Iteration) -> dict[str, Any] | None:
+        limit = self._plan.config.tracking.samples
+        if not limit:
+            return None
+        try:
+            return telling_rows(join_iteration(self._store, made), limit)
+        except (IntegrityError, OSError) as error:
+            # Its shards are gone or spoiled: its points are still worth having.
+            self._report.say("tracking", iteration=iteration, samples="none", error=error)
+            return None
+
+    def _upload(self, files: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="ratchet-") as folder:
+            for name, value in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir()
+                path.write_text(json.dumps(value, indent=1, ensure_ascii=False))
+            self._client.log_artifacts(self._id, folder)
+
+    def _log(self, points: list[Any], tags: list[Any]) -> None:
+        while points or tags:
+            self._client.log_batch(
+                self._id, metrics=points[:_POINTS_A_CALL], tags=tags[:_TAGS_A_CALL]
+            )
+            points, tags = points[_POINTS_A_CALL:], tags[_TAGS_A_CALL:]
+
+    def _recorded(self) -> Any:
+        """The run that the store names, where this server has it."""
+        from mlflow.exceptions import MlflowException
+
+        if not self._store.exists(RECORD):
+            return None
+        record = json.loads(self._store.read(RECORD))
+        try:
+            run = self._client.get_run(record["run_id"])
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        if run.info.lifecycle_stage != "active":
+            return None
+        if record["uri"] != self._uri:
+            # The runs were moved, and their database with them.
+            self._store.put(RECORD, self._record_of(run))
+        return run
+
+    def _make(self) -> Any:
+        """A new run, or that of another process which was first."""
+        tags = tags_of(self._plan, self._store.url)
+        experiment = find_or_make_experiment(self._client, self._uri, self._plan)
+        run = self._client.create_run(experiment, run_name=self._plan.config.run, tags=tags)
+        try:
+            self._store.create(RECORD, self._record_of(run))
+        except AlreadyExistsError:
+            if theirs := self._recorded():
+                self._client.delete_run(run.info.run_id)
+                return theirs
+            # It names a run of another server, or one that was deleted.
+            self._store.put(RECORD, self._record_of(run))
+        return run
+
+    def _record_of(self, run: Any) -> bytes:
+        values = {
+            "uri": self._uri,
+            "experiment_id": run.info.experiment_id,
+            "run_id": run.info.run_id,
+        }
+        return json.dumps(values, sort_keys=True, indent=1).encode()
+
+    def _describe(self) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+        params = [Param(name, value) for name, value in params_of(self._plan).items()]
+        for start in range(0, len(params), _PARAMS_A_CALL):
+            self._client.log_batch(self._id, params=params[start : start + _PARAMS_A_CALL])
+        path, digest = self._plan.config.data.path, self._plan.data_digest[:_DIGEST_LIMIT]
+        source = json.dumps({"uri": path})
+        dataset = Dataset(Path(path).stem, digest, source_type="local", source=source)
+        tags = [InputTag("mlflow.data.context", "prompts")]
+        self._client.log_inputs(self._id, [DatasetInput(dataset, tags)])
 
 
-def metrics_of(manifests: Mapping[str, Manifest]) -> dict[str, float]:
-    """An iteration's metrics: what stages committed, and the seconds they took."""
-    metrics: dict[str, float] = {}
-    for stage, manifest in manifests.items():
-        metrics |= {name: v for name, v in manifest.metrics.items() if v is not None}
-        metrics[f"seconds/{stage}"] = manifest.provenance["seconds"]
-        for phase, seconds in manifest.provenance.get("phases", {}).items():
-            metrics[f"seconds/{stage}/{phase}"] = seconds
-    return metrics
+def connect(uri: str) -> Any:
+    """A client of the tracking server at ``uri``; it says what goes wrong and nothing else."""
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    path = _sqlite_path(uri)
+    if path is not None and not os.path.exists(path):
+        _make_database(mlflow, path)
+    return mlflow.MlflowClient(tracking_uri=uri)
 
 
-def default_uri(store: str) -> str:
-    """An SQLite file beside the runs, or in the working folder where the store is remote."""
+def _make_database(mlflow: Any, path: str) -> None:
+    # Beside its place, then there whole: half a migration, after a Ctrl-C, is broken for ever.
+    new = f"{path}.new"
+    for leftover in (new, f"{new}-journal"):
+        Path(leftover).unlink(missing_ok=True)
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{new}")
+    os.rename(new, path)
+
+
+@contextlib.contextmanager
+def alone_at(uri: str) -> Iterator[None]:
+    """One process at a time, where ``uri`` is an SQLite file: a client's making makes its tables.
+
+    MLflow 3.17 itself lets several processes migrate a new file at once; most fail, and the file
+    may stay broken ("duplicate column name", "_alembic_tmp_metrics already exists").
+    """
+    path = _sqlite_path(uri)
+    if path is None:
+        yield
+        return
+    with open(f"{path}.lock", "w") as file:
+        # Let go of when the file closes, by whatever end of the process too.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def find_or_make_experiment(client: Any, uri: str, plan: Plan) -> str:
+    """Id of the configured experiment. Of processes that make it at once, one does."""
+    name = plan.config.tracking.experiment
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = artifact_location(uri, plan.config.store)
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except Exception:
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def tracking_uri(plan: Plan) -> str:
+    """The configured URI, or an SQLite file beside the runs; in this folder if those are remote."""
+    if plan.config.tracking.uri:
+        return plan.config.tracking.uri
+    store = plan.config.store
     folder = Path.cwd() if "://" in store else Path(store).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder / 'mlflow.db'}"
 
 
-def artifact_location(store: str) -> str:
-    """Where MLflow keeps files: beside the runs."""
+def artifact_location(uri: str, store: str) -> str | None:
+    """Where MLflow keeps files: beside the runs; a server knows its own place."""
+    if uri.startswith(("http://", "https://")):
+        return None
     base = store.rstrip("/") if "://" in store else str(Path(store).resolve())
     return f"{base}/mlartifacts"
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings to one, with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+def _sqlite_path(uri: str) -> str | None:
+    path = uri.removeprefix("sqlite:///")
+    return None if path == uri else path
+
+
+def _in_short(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -93,22 +93,9 @@ def is_complete(session: Session) -> bool:
 
 
 def _finish(session: Session, stage: str, iteration: int, made: Committed) -> State[Any]:
-    manifest = made.manifest
+    session.report.stage(stage, iteration, made.manifest, made.was_reused)
     name = "Reused" if made.was_reused else "Completed"
-    tokens = manifest.metrics.get(f"{stage}/response_tokens")
-    seconds = manifest.provenance["seconds"]
-    session.report.say(
-        stage,
-        iteration=iteration,
-        state=name.lower(),
-        rows=manifest.rows,
-        tokens=None if tokens is None else int(tokens),
-        seconds=seconds,
-        reward=manifest.metrics.get("reward/mean"),
-        loss=manifest.metrics.get("update/loss"),
-        grad_norm=manifest.metrics.get("update/grad_norm"),
-    )
-    return Completed(name=name, message=f"{made.folder} {manifest.digest[:16]}")
+    return Completed(name=name, message=f"{made.folder} {made.manifest.digest[:16]}")
 
 
 def _retries(config: Config) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def device_of_this_process() -> "torch.device":
     import torch
 
     if torch.cuda.is_available():
+        torch.cuda.set_device(0)  # collectives of objects go through the current device
         return torch.device("cuda", 0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     return torch.device("cpu")

@@ -30,6 +30,7 @@ class Trainers:
         self._place = place
         self._actors: list[Actor] = []
         self._held: str | None = None
+        self._were_used = False
         self._has_stock = False
 
     def start(self) -> None:
@@ -74,7 +75,11 @@ class Trainers:
         if not self._has_stock:
             self._on_all("take_stock")
             self._has_stock = True
-        return self._actors[0].submit("weights")
+        pending = self._actors[0].submit("weights")
+        # A rank answers in order: a dead one shows here, where its group is dropped, and not in
+        # the engine that gets its weights.
+        self._on_all("is_alive")
+        return pending
 
     def save(self, store: Store, folder: str) -> list[Shard]:
         """Write a snapshot of what is held in ``folder``."""
@@ -85,11 +90,13 @@ class Trainers:
         """End all ranks; the next use starts fresh ones."""
         for actor in self._actors:
             actor.kill()
-        self._actors, self._held = [], None
+        self._actors, self._held, self._were_used = [], None, False
 
     def _load(self, store: Store, history: Sequence[Committed], version: int) -> None:
-        self.drop()
-        self.start()
+        if self._were_used:
+            self.drop()
+        self.start()  # those that were warmed up meanwhile serve
+        self._were_used = True
         address = self._actors[0].submit("listen").result()
         self._on_all("join", address)
         self._on_all("load", store, _snapshot_of(store, history[version - 1]) if version else None)

@@ -54,6 +54,9 @@ def test_train_from_one_command_commits_every_stage_and_reports_it(bench, whole)
         assert update.metrics["mismatch/logprob_abs_max"] < 1e-4
         assert update.metrics["update/steps_finished"] == 2 * iteration
         assert update.metrics["update/reference_kl"] >= 0
+    first = json.loads(bench.cli("samples", "runs/whole", "--iteration", "1", "--json").stdout)
+    for row in first:  # the policy is the reference still
+        assert row["reference_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
     assert (whole / "policy").is_dir()
     assert names(whole, "policy/*") == ["000002", "000003"]
 
@@ -131,7 +134,7 @@ def test_run_killed_inside_a_stage_resumes_to_the_same_bytes(bench, whole, stage
         assert manifest.provenance["made"] + len(kept) == len(manifest.shards) == 4
 
 
-def test_run_interrupted_from_the_keyboard_ends_its_workers_and_is_resumable(bench, whole):
+def test_run_told_to_end_ends_its_workers_and_says_how_to_go_on(bench, whole):
     process = bench.launch("train", "run.yaml", "--run", "interrupted")
     wait_for_line(process, r"start .*stage=score .*iteration=2")
     workers = kill_tree(process, signal.SIGTERM)
@@ -140,21 +143,17 @@ def test_run_interrupted_from_the_keyboard_ends_its_workers_and_is_resumable(ben
     assert prefect_states(bench, "interrupted", "flow_runs") == ["Crashed"]
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    bench.cli("resume", "runs/interrupted")
-    assert digests(bench.url("interrupted")) == digests(whole)
 
 
-@pytest.mark.parametrize("worker", ["RolloutWorker", "TrainerRank"])
-def test_run_whose_worker_is_killed_replaces_it_and_goes_on(bench, whole, worker):
-    run = f"lost-{worker}"
-    process = bench.launch("train", "run.yaml", "retries.delay_seconds=0.1", "--run", run)
-    wait_for_line(process, r"start .*stage=rollout .*iteration=2")
-    workers = psutil.Process(process.pid).children(recursive=True)
-    (victim, *_) = (p for p in workers if p.name().startswith(f"ray::{worker}"))
-    victim.kill()
+def test_run_whose_workers_are_killed_replaces_them_and_goes_on(bench, whole):
+    process = bench.launch("train", "run.yaml", "retries.delay_seconds=0.1", "--run", "lost")
+    for worker, iteration in (("RolloutWorker", 2), ("TrainerRank", 3)):
+        wait_for_line(process, rf"start .*stage=rollout .*iteration={iteration}")
+        workers = psutil.Process(process.pid).children(recursive=True)
+        next(p for p in workers if p.name().startswith(f"ray::{worker}")).kill()
     log = process.stderr.read()
     assert process.wait() == 0, log[-3000:]
-    assert digests(bench.url(run)) == digests(whole)
+    assert digests(bench.url("lost")) == digests(whole)
 
 
 def test_debug_run_in_one_process_trains_the_same_way(bench, whole):
