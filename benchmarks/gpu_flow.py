@@ -519,7 +519,8 @@ def main() -> None:
     make_prompts(options.work / "prompts.jsonl")
     report = run_all(options.work, options.shapes or list(SHAPES), options.tiny)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu-flow.json").write_text(json.dumps(report, indent=1) + "\n")
+    text = json.dumps(report, indent=1).replace(f"{ROOT}/", "")
+    (options.out / "gpu-flow.json").write_text(text + "\n")
     (options.out / "gpu-flow.md").write_text(markdown(report))
     print(markdown(report))
     passed = [

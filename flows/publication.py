@@ -73,18 +73,17 @@ def num_tokens(manifest: Manifest) -> int | None:
     return None if tokens is None else int(tokens)
 
 
-def publishable(metrics: Mapping[str, float]) -> dict[str, float]:
-    """``metrics`` under legal names. An infinity, which SQL stores as the largest float, is a NaN.
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """``metrics`` with a NaN for an infinity, which SQL would give back as the largest float.
 
-    Beside that NaN, ``infinite/<name>`` is 1 or -1.
+    Beside that NaN, ``<name>_infinite`` is 1 or -1.
     """
-    points: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in metrics.items():
         if math.isinf(value):
-            points[legal_name(f"infinite/{name}")] = math.copysign(1.0, value)
-            value = math.nan
-        points[legal_name(name)] = float(value)
-    return points
+            values[f"{name}_infinite"] = math.copysign(1.0, value)
+        values[name] = math.nan if math.isinf(value) else float(value)
+    return values
 
 
 def legal_name(name: str) -> str:

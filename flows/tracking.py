@@ -24,14 +24,7 @@ from typing import Any
 from artifacts.errors import AlreadyExistsError, IntegrityError
 from artifacts.store import Store
 from flows.plan import Plan
-from flows.publication import (
-    metrics_of,
-    params_of,
-    publishable,
-    renamed,
-    table_tag,
-    tags_of,
-)
+from flows.publication import finite, legal_name, metrics_of, params_of, renamed, table_tag, tags_of
 from flows.report import Report
 from flows.samples import join_iteration, telling_rows
 from flows.session import Iteration
@@ -41,8 +34,13 @@ _CLOSE_SECONDS = 30.0
 _SAMPLES = "samples/iteration-{:06d}.json"
 _MANIFESTS = "manifests/iteration-{:06d}.json"
 _POINTS_A_CALL, _PARAMS_A_CALL, _TAGS_A_CALL, _DIGEST_LIMIT = 800, 100, 100, 36
-# MLflow's own defaults try a dead server for four minutes; the next iteration tries again anyway.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+_SETTINGS = {
+    # MLflow's own defaults try a dead server for four minutes; the next iteration tries again.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    # Standard output is for what a command was asked for.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 
 
 class Tracker:
@@ -164,9 +162,10 @@ class TrackedRun:
             files[_SAMPLES.format(iteration)] = table
             tags["mlflow.loggedArtifacts"] = table_tag(iteration, _SAMPLES)
         self._upload(files)
-        metrics = metrics_of({name: c.manifest for name, c in committed.items()})
+        metrics = finite(metrics_of({name: c.manifest for name, c in committed.items()}))
         tags |= {f"ratchet.metric.{legal}": name for legal, name in renamed(metrics).items()}
-        values = {**publishable(metrics), "iteration": float(iteration)}
+        values = {legal_name(name): value for name, value in metrics.items()}
+        values["iteration"] = float(iteration)
         milliseconds = int(1000 * max(c.manifest.provenance["end"] for c in committed.values()))
         points = [Metric(name, value, milliseconds, iteration) for name, value in values.items()]
         self._log(points, [RunTag(name, value) for name, value in tags.items()])
@@ -217,7 +216,7 @@ class TrackedRun:
             raise
         if run.info.lifecycle_stage != "active":
             return None
-        if record["uri"] != self._uri:
+        if record != json.loads(self._record_of(run)):
             # The runs were moved, and their database with them.
             self._store.put(RECORD, self._record_of(run))
         return run
@@ -260,7 +259,7 @@ class TrackedRun:
 
 def connect(uri: str) -> Any:
     """A client of the tracking server at ``uri``; it says what goes wrong and nothing else."""
-    for name, value in _PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import mlflow
 

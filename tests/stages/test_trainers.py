@@ -30,6 +30,8 @@ CONFIG = UpdateConfig(
     lr=1e-3,
     lr_schedule="linear",
     weight_decay=0.1,
+    # Where gradients are all but 0, Adam would blow up the last bits of their sums.
+    adam_eps=1e-6,
     max_grad_norm=0.5,
     dtype="float32",
     max_tokens_per_rank=40,
@@ -90,7 +92,7 @@ def oracle(folder, store, iterations=ITERATIONS):
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], weight_decay=0.1
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], weight_decay=0.1, eps=1e-6
     )
     after, norms, finished = [], [], 0
     for iteration in range(1, iterations + 1):
