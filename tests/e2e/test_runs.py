@@ -9,7 +9,7 @@ import pytest
 
 from artifacts.runs import committed
 from artifacts.store import Store
-from conftest import kill_tree, wait_for_line, wait_until
+from launching import kill_tree, wait_for_line, wait_until
 
 pytestmark = pytest.mark.real
 
