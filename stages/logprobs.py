@@ -76,7 +76,7 @@ class TokenLogprobs(torch.autograd.Function):
             logits_CV = _logits(hidden_NE[chunk], weight_VE, ctx.temperature)
             d_CV = (logits_CV - normalizer_N[chunk, None]).exp_().neg_()
             target_C = targets_N[chunk, None]
-            d_CV.scatter_add_(1, target_C, torch.ones_like(target_C, dtype=d_CV.dtype))
+            d_CV.scatter_(1, target_C, d_CV.gather(1, target_C) + 1)
             d_CV *= grads[0][chunk, None] / ctx.temperature
             d_CV = d_CV.to(hidden_NE.dtype)
             grad_hidden_NE[chunk] = d_CV @ weight_VE

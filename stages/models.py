@@ -97,11 +97,24 @@ def load_causal_lm(model: str, dtype: "torch.dtype") -> Any:
     )
 
 
+def _compute_repeatably() -> None:
+    """The same update twice gives the same bits on a GPU too: a replay is held against them.
+
+    Attention's backward and some matrix products add up in no fixed order otherwise.
+    """
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # we read none, and it costs
+
+
 def device_of_this_process() -> "torch.device":
     """The GPU that was given to this process, else the CPU."""
     import torch
 
     if torch.cuda.is_available():
+        _compute_repeatably()
         torch.cuda.set_device(0)  # collectives of objects go through the current device
         return torch.device("cuda", 0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
