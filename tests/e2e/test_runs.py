@@ -10,6 +10,7 @@ import pytest
 from artifacts.runs import committed
 from artifacts.store import Store
 from launching import kill_tree, wait_for_line, wait_until
+from s3_server import BUCKET
 
 pytestmark = pytest.mark.real
 
@@ -163,6 +164,21 @@ def test_debug_run_in_one_process_trains_the_same_way(bench, whole):
     ((_, theirs),) = committed(Store(str(whole)), 1, "rollout")
     assert ours.digest == theirs.digest
     assert committed(store, 1, "update")
+
+
+def test_run_on_s3_commits_the_bytes_that_it_commits_on_disk(bench, whole, s3_server):
+    env = s3_server.environment
+    bench.cli("train", "run.yaml", "iterations=1", f"store=s3://{BUCKET}/runs", **env)
+    url = f"s3://{BUCKET}/runs/whole"
+    store = Store(url)
+    for stage in STAGES:
+        ((_, there),) = committed(store, 1, stage)
+        ((_, here),) = committed(Store(str(whole)), 1, stage)
+        assert there.digest == here.digest
+    assert store.names("policy") == ["000001"]
+    assert bench.cli("resume", url, **env).stderr.count("reused") == 3
+    rows = bench.cli("samples", url, "--limit", "2", "--json", **env)
+    assert len(json.loads(rows.stdout)) == 2
 
 
 def test_export_of_a_policy_runs_in_a_transformers_pipeline(bench, whole):
