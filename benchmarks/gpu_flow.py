@@ -22,7 +22,6 @@ import json
 import logging
 import os
 import platform
-import random
 import shutil
 import subprocess
 import sys
@@ -40,27 +39,11 @@ sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])
 
 from flows.environment import set_defaults  # noqa: E402
+from gpu_checks import check_attention, check_digests, check_mismatch, check_replay  # noqa: E402
+from gpu_inputs import QWEN, TINY, make_model, make_prompts  # noqa: E402
 
 set_defaults()
 
-QWEN = {
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-}
-TINY = QWEN | {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
-TINY |= {"num_attention_heads": 4}
-CHARACTERS = "0123456789+-=? abcdefghijklmnopqrstuvwxyz"
-SPECIALS = ["<pad>", "<bos>", "<eos>", "<unk>"]
-CHAT = (
-    "<bos>{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}={% endif %}"
-)
-# What bfloat16 leaves of a log-prob between two implementations of one model.
-MISMATCH_LIMIT = 0.05
 SHAPES: dict[str, list[str]] = {
     "arithmetic": ["iterations=5", "data.batch_size=8", "rollout.max_new_tokens=48"],
     "large": [
@@ -93,65 +76,6 @@ ON_A_CPU = [
 ]
 
 
-def vowel_share(text: str, ground_truth: str | None = None, **row: Any) -> float:
-    """A reward that any text has: random tokens are random letters, so groups have spread."""
-    return sum(character in "aeiou" for character in text) / max(len(text), 1)
-
-
-def word(number: int) -> str:
-    """Four letters, another word for every number: tokens that no prompt is made of."""
-    letters = []
-    for _ in range(4):
-        number, letter = divmod(number, 26)
-        letters.append(chr(ord("a") + letter))
-    return "".join(letters)
-
-
-def make_tokenizer(size: int) -> Any:
-    """A character tokenizer whose vocabulary fills the model's, so that all it samples has text."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = [*SPECIALS, *CHARACTERS]
-    tokens += [word(n) for n in range(size - len(tokens))]
-    inner = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=CHAT, **names)
-
-
-def make_model(folder: Path, sizes: dict[str, int]) -> None:
-    """A random model in bfloat16, and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    config = Qwen2Config(
-        **sizes,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    make_tokenizer(sizes["vocab_size"]).save_pretrained(folder)
-
-
-def make_prompts(path: Path, count: int = 1024) -> None:
-    """Sums and differences with their answers, as JSON lines."""
-    draw = random.Random(0)
-    with path.open("w") as file:
-        for _ in range(count):
-            a, b = draw.randrange(1000), draw.randrange(1000)
-            sign, answer = draw.choice([("+", a + b), ("-", a - b)])
-            row = {"prompt": f"what is {a}{sign}{b}?", "answer": str(answer)}
-            file.write(json.dumps(row) + "\n")
-
-
 def make_run_config(work: Path, shape: str, overrides: list[str]) -> Any:
     """The configuration of a shape, with engine and trainer each on half of one GPU."""
     from flows.config import make_config
@@ -162,7 +86,7 @@ def make_run_config(work: Path, shape: str, overrides: list[str]) -> Any:
         "model": str(work / "model"),
         "data": {"path": str(work / "prompts.jsonl"), "max_prompt_tokens": 64},
         "rollout": {"samples_per_prompt": 4, "prompts_per_shard": 2, "gpu_memory": 0.4},
-        "score": {"rewards": [{"fn": f"{ROOT}/benchmarks/gpu_flow.py:vowel_share"}]},
+        "score": {"rewards": [{"fn": f"{ROOT}/benchmarks/gpu_inputs.py:vowel_share"}]},
         "update": {"lr": 1e-4},  # one step is to be seen over what bfloat16 leaves
         "checkpoint": {"every": 100},
         "resources": {"rollout": {"gpus": 0.5}, "update": {"gpus": 0.5}},
@@ -270,126 +194,6 @@ def read_iteration(store: Any, *made: tuple[str, Any]) -> dict[str, Any]:
         "mismatch_max": update.metrics["mismatch/logprob_abs_max"],
         "weights": update.outcome["weights_digest"][:12],
         "metrics": {**rollout.metrics, **score.metrics, **update.metrics},
-    }
-
-
-def check_attention() -> dict[str, Any]:
-    """Packed attention on this device against one SDPA call a segment, in float32."""
-    import torch
-
-    from stages import packed
-
-    lengths = [5, 1, 64, 130, 17, 300]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    batch = packed.pack([([1] * n, [1]) for n in lengths], torch.device(device))
-    draw = torch.Generator(device).manual_seed(0)
-    shapes = [(1, heads, sum(lengths), 64) for heads in (14, 2, 2)]
-    inputs = [torch.randn(shape, generator=draw, device=device).to(dtype) for shape in shapes]
-    upstream = torch.randn(1, sum(lengths), 14, 64, generator=draw, device=device).to(dtype)
-
-    def with_gradients(attend: Callable[..., Any], dtype: Any) -> list[Any]:
-        leaves = [x.to(dtype).clone().requires_grad_() for x in inputs]
-        with packed.segments_of(batch):
-            out = attend(*leaves)
-            out.backward(upstream.to(dtype))
-        return [out.detach(), *(leaf.grad for leaf in leaves)]
-
-    ours = with_gradients(lambda *qkv: packed._attention(torch.nn.Module(), *qkv, None)[0], dtype)
-    plain = with_gradients(lambda *qkv: attend_by_segment(*qkv, lengths), torch.float32)
-    gaps = {
-        name: float((a.float() - b).norm() / b.norm())
-        for name, a, b in zip(("out", "dq", "dk", "dv"), ours, plain, strict=True)
-    }
-    return {"passed": max(gaps.values()) < 0.01, "relative_gaps": gaps, "dtype": str(dtype)}
-
-
-def attend_by_segment(q: Any, k: Any, v: Any, lengths: list[int]) -> Any:
-    """Causal attention inside each segment, the plain way: (1, H, T, D) to (1, T, H, D)."""
-    import torch
-
-    cuts = (x.split(lengths, dim=2) for x in (q, k, v))
-    outs = [
-        torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
-        for qkv in zip(*cuts, strict=True)
-    ]
-    return torch.cat(outs, dim=2).transpose(1, 2)
-
-
-def check_mismatch(rows: list[dict[str, Any]], config: Any) -> dict[str, Any]:
-    """Engine against trainer, iteration by iteration, and against the base model as the control.
-
-    The samples of iteration 2 are the first updated policy's, so the base model is what an engine
-    that missed one update would have sampled with.
-    """
-    told = [row["mismatch"] for row in rows]
-    stale = [gap_to_base(config, row["iteration"]) for row in rows]
-    is_telling = len(rows) < 2 or stale[1] > 2 * told[1]
-    return {
-        "passed": max(told) < MISMATCH_LIMIT and is_telling,
-        "logprob_abs_mean": told,
-        "logprob_abs_mean_to_base": stale,
-    }
-
-
-def gap_to_base(config: Any, iteration: int, count: int = 32) -> float:
-    """Mean distance of an iteration's sampled log-probs to those of the model it all began with."""
-    import numpy as np
-    import torch
-
-    from artifacts.manifests import Ref
-    from artifacts.runs import committed
-    from artifacts.store import Store
-    from stages.logprobs import LogprobModel
-    from stages.models import device_of_this_process, load_causal_lm
-    from stages.packed import pack
-    from stages.update.samples import read_samples
-
-    store, device = Store(config.url), device_of_this_process()
-    refs = []
-    for stage in ("rollout", "score"):
-        folder, manifest = committed(store, iteration, stage)[-1]
-        refs.append(Ref(folder, manifest.digest))
-    samples = read_samples(store, *refs, config.update, config.score.on_null)
-    model = load_causal_lm(config.model, getattr(torch, config.update.dtype)).to(device)
-    with torch.no_grad():
-        batch = pack(samples.sequences[:count], device)
-        logprobs, _ = LogprobModel(model)(batch, config.rollout.temperature)
-    sampler = np.concatenate(samples.sampler_logprobs[:count])
-    return float(np.abs(sampler - logprobs.cpu().numpy()).mean())
-
-
-def check_digests(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every iteration left other weights."""
-    digests = [row["weights"] for row in rows]
-    return {"passed": len(set(digests)) == len(digests), "digests": digests}
-
-
-def check_replay(config: Any) -> dict[str, Any]:
-    """All updates made again from their committed inputs, as after a crash between snapshots."""
-    from artifacts.errors import IntegrityError
-    from flows.plan import make_plan
-    from flows.record import open_run
-    from flows.report import Report
-    from flows.session import Session
-
-    copy = config.model_copy(update={"run": f"{config.run}-replay"})
-    shutil.copytree(config.url, copy.url)
-    shutil.rmtree(Path(copy.url) / "policy")
-    plan = make_plan(copy)
-    session = Session(plan, open_run(plan), Report())
-    session.recall_all(before=config.iterations + 1)
-    start = time.time()
-    try:
-        replayed = session.pools.trainers.bring_to(session.store, session.history)
-    except IntegrityError as error:
-        return {"passed": False, "error": str(error)}
-    finally:
-        session.pools.close()
-    return {
-        "passed": replayed == config.iterations,
-        "replayed": replayed,
-        "seconds": round(time.time() - start, 1),
     }
 
 
