@@ -20,7 +20,7 @@ app = typer.Typer(
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as update.lr=1e-5.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as update.lr=1e-5.")
 ]
 RunUrl = Annotated[str, typer.Argument(metavar="RUN", help="A run's path or URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -116,6 +116,14 @@ def export(
     from flows.record import config_of
 
     export_policy(config_of(run_url(run), []), to, iteration, debug)
+
+
+@app.command()
+def verify(run: RunUrl, as_json: AsJson = False) -> None:
+    """Recompute every digest, row count and invariant; exits 3 with a list of what is wrong."""
+    from flows.verify import print_verification
+
+    print_verification(run_url(run), as_json)
 
 
 @app.command()
