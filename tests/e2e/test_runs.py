@@ -103,22 +103,34 @@ def prefect_states(bench, run, kind):
     return [row["state_name"] for row in answer.raise_for_status().json()]
 
 
+def kill_inside(bench, stage):
+    """Kill a run inside a stage of its second iteration; returns the run's name.
+
+    A loaded machine may deliver the kill after the commit, which proves nothing: then once more.
+    """
+    pause = bench.folder / "pause"
+    for attempt in range(3):
+        run = f"killed-{stage}-{attempt}"
+        url = bench.url(run)
+        if stage == "score":
+            pause.touch()
+        process = bench.launch("train", "run.yaml", "--run", run)
+        wait_for_line(process, f"start .*stage={stage} .*iteration=2")
+        if stage != "update":
+            wait_until(lambda: names(url, f"iteration-000002/{stage}/*/shard-*"))  # noqa: B023
+        workers = kill_tree(process)
+        process.wait()
+        psutil.wait_procs(workers, timeout=30)
+        pause.unlink(missing_ok=True)
+        if not names(url, f"iteration-000002/{stage}/*/manifest.json"):
+            return run
+    raise AssertionError(f"three kills came too late to be inside {stage}")
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_run_killed_inside_a_stage_resumes_to_the_same_bytes(bench, whole, stage):
-    run = f"killed-{stage}"
+    run = kill_inside(bench, stage)
     url = bench.url(run)
-    pause = bench.folder / "pause"
-    if stage == "score":
-        pause.touch()
-    process = bench.launch("train", "run.yaml", "--run", run)
-    wait_for_line(process, f"start .*stage={stage} .*iteration=2")
-    if stage != "update":
-        wait_until(lambda: names(url, f"iteration-000002/{stage}/*/shard-*"))
-    workers = kill_tree(process)
-    process.wait()
-    assert not names(url, f"iteration-000002/{stage}/*/manifest.json"), "killed too late to tell"
-    psutil.wait_procs(workers, timeout=30)
-    pause.unlink(missing_ok=True)
     before = file_times(url)
     kept = names(url, f"iteration-000002/{stage}/*/shard-*")
 
@@ -141,7 +153,7 @@ def test_run_told_to_end_ends_its_workers_and_says_how_to_go_on(bench, whole):
     workers = kill_tree(process, signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     assert "ratchet resume" in process.stderr.read()
-    assert prefect_states(bench, "interrupted", "flow_runs") == ["Crashed"]
+    wait_until(lambda: prefect_states(bench, "interrupted", "flow_runs") == ["Crashed"])
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
