@@ -113,8 +113,7 @@ def check_replay(config: Any) -> dict[str, Any]:
     copy = config.model_copy(update={"run": f"{config.run}-replay"})
     shutil.copytree(config.url, copy.url)
     shutil.rmtree(Path(copy.url) / "policy")
-    plan = make_plan(copy)
-    session = Session(plan, open_run(plan), Report())
+    session = Session(open_run(make_plan(copy)), Report())
     session.recall_all(before=config.iterations + 1)
     start = time.time()
     try:

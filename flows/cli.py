@@ -24,6 +24,9 @@ Overrides = Annotated[
 ]
 RunUrl = Annotated[str, typer.Argument(metavar="RUN", help="A run's path or URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+AllowChange = Annotated[
+    bool, typer.Option("--allow-change", help="Go on with a configuration that changes numbers.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="All workers in this process.")]
 
 
@@ -32,6 +35,7 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     run: Annotated[str | None, typer.Option("--run", help="Name of the run.")] = None,
+    allow_change: AllowChange = False,
     debug: Debug = False,
 ) -> None:
     """Start a run, or go on with it."""
@@ -39,16 +43,36 @@ def train(
     from flows.launch import launch
 
     named = [f"run={json.dumps(run)}"] if run else []
-    launch(load_config(config, [*(overrides or []), *named]), debug)
+    launch(load_config(config, [*(overrides or []), *named]), debug, allow_change)
 
 
 @app.command()
-def resume(run: RunUrl, overrides: Overrides = None, debug: Debug = False) -> None:
+def resume(
+    run: RunUrl,
+    overrides: Overrides = None,
+    allow_change: AllowChange = False,
+    debug: Debug = False,
+) -> None:
     """Go on from what is committed."""
     from flows.launch import launch
     from flows.record import config_of
 
-    launch(config_of(run_url(run), overrides or []), debug)
+    launch(config_of(run_url(run), overrides or []), debug, allow_change)
+
+
+@app.command()
+def branch(
+    parent: RunUrl,
+    overrides: Overrides = None,
+    *,
+    iteration: Annotated[int, typer.Option(min=1, help="Whose policy it goes on from.")],
+    run: Annotated[str, typer.Option("--run", help="Name of the new run.")],
+) -> None:
+    """Make a run that goes on from another's policy, sharing what came before."""
+    from flows.branch import branch as make_branch
+
+    url = make_branch(run_url(parent), iteration, run, overrides or [])
+    print(f"{url} goes on from iteration {iteration} of {parent}: ratchet resume {url}")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +197,30 @@ def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Where two resolved configurations differ, as ``key: old → new`` lines."""
-    lines = []
+@dataclass(frozen=True)
+class Difference:
+    """A field that two resolved configurations hold different values of."""
+
+    field: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_short(self.old)} → {_short(self.new)}"
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[Difference]:
+    """Where two resolved configurations differ, field by field, in order of their names."""
+    found = []
     for name in sorted(old.keys() | new.keys()):
         was, now = old.get(name), new.get(name)
         if isinstance(was, dict) and isinstance(now, dict):
-            lines += differences(was, now, f"{prefix}{name}.")
+            found += differences(was, now, f"{prefix}{name}.")
         elif was != now:
-            lines.append(f"{prefix}{name}: {was!r} → {now!r}")
-    return lines
+            found.append(Difference(f"{prefix}{name}", was, now))
+    return found
+
+
+def _short(value: Any) -> str:
+    is_digest = isinstance(value, str) and len(value) == 64
+    return f"{value[:12]}…" if is_digest else repr(value)

@@ -5,7 +5,6 @@ import shutil
 import uuid
 from pathlib import Path
 
-from artifacts.runs import iterations
 from flows.config import Config, UserError
 from flows.plan import make_plan
 from flows.record import open_run
@@ -21,11 +20,10 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
     """
     if Path(to).exists():
         raise UserError(f"{to} exists already: name a folder that does not")
-    plan = make_plan(config)
-    store = open_run(plan)
+    run = open_run(make_plan(config))
     set_up_logging()
     report = Report()
-    session = Session(plan, store, report, debug)
+    session = Session(run, report, debug)
     try:
         version = iteration or _newest(session)
         session.recall_all(before=version + 1)
@@ -35,17 +33,14 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
         report.close()
     temporary = f"{os.path.abspath(to)}.tmp-{uuid.uuid4().hex[:8]}"
     try:
-        save_policy(store, snapshot.ref, config.model, temporary)
+        save_policy(run.store, snapshot.ref, config.model, temporary)
         os.replace(temporary, to)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print(f"policy {version} of {store.url} is at {to}")
+    print(f"policy {version} of {run.store.url} is at {to}")
 
 
 def _newest(session: Session) -> int:
-    for iteration in iterations(session.store):
-        if session.recall(iteration).update is None:
-            break
-    if not session.history:
+    if not session.recall_finished():
         raise UserError(f"{session.store.url} has no finished iteration to export")
     return len(session.history)

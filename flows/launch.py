@@ -5,15 +5,18 @@ import sys
 
 from flows.config import Config, UserError
 from flows.plan import make_plan
-from flows.record import open_run
+from flows.record import execution_changes, open_run
 from flows.report import Report, set_up_logging
 
 _STAGES = ("rollout", "score", "update")
 
 
-def launch(config: Config, debug: bool) -> None:
+def launch(config: Config, debug: bool, allow_change: bool = False) -> None:
     """Train under Prefect; checks come before anything heavy is imported."""
-    open_run(make_plan(config))
+    plan = make_plan(config)
+    for change in execution_changes(config.url, config):
+        print(f"ratchet: {change} (execution: no number changes)", file=sys.stderr)
+    open_run(plan, allow_change)
     set_up_logging()
     _use_local_storage()
     from flows.train import train
@@ -34,13 +37,12 @@ def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
         raise UserError(f"there is no stage {name!r}; there are {', '.join(_STAGES)}")
     if iteration > config.iterations:
         raise UserError(f"iteration {iteration} is past the run's {config.iterations}")
-    plan = make_plan(config)
-    store = open_run(plan)
+    run = open_run(make_plan(config))
     set_up_logging()
     from flows.session import Session
 
     report = Report()
-    session = Session(plan, store, report, debug)
+    session = Session(run, report, debug)
     try:
         session.recall_all(before=iteration)
         session.recall(iteration)
@@ -52,7 +54,9 @@ def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
         session.pools.close()
         report.close()
     state = "reused" if made.was_reused else "completed"
-    print(f"{name} {iteration}: {state}, {made.manifest.rows} rows in {store.url}/{made.folder}")
+    print(
+        f"{name} {iteration}: {state}, {made.manifest.rows} rows in {run.store.url}/{made.folder}"
+    )
 
 
 def _use_local_storage() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from artifacts.branches import open_store
 from artifacts.runs import iterations
 from artifacts.store import Store
 from flows.config import UserError
@@ -24,7 +25,7 @@ def print_samples(
     url: str, iteration: int | None, where: str | None, sort: str | None, limit: int, as_json: bool
 ) -> None:
     """Print rows of an iteration's samples; ``where`` and ``sort`` are SQL over the columns."""
-    store = Store(url)
+    store = open_store(url)
     number, whole = _iteration_table(store, url, iteration)
     table = query(whole, where, sort, limit)
     if as_json:

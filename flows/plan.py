@@ -1,9 +1,10 @@
 """What a configuration comes to, and whether it can work: before anything heavy loads."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.keys import key_of
+from artifacts.keys import canonical, key_of
 from flows.config import Config, UserError
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
@@ -40,6 +41,20 @@ class Plan:
             "tokenizer_digest": self.tokenizer_digest,
             "data_digest": self.data_digest,
             "functions": self.functions,
+            # A learning rate that falls towards the end of the run depends on where that is.
+            "total_steps": None
+            if self.config.update.lr_schedule == "constant"
+            else self.config.total_steps,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of it, as JSON values; see :func:`plan_of_record`."""
+        return {
+            "version": 1,
+            "config": self.config.model_dump(mode="json"),
+            "identity": json.loads(canonical(self.identity())),
+            "context": self.context,
+            "max_prompt_tokens": self.max_prompt_tokens,
         }
 
     def table(self) -> list[tuple[str, str, str]]:
@@ -108,6 +123,20 @@ def make_plan(config: Config) -> Plan:
         )
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
+
+
+def plan_of_record(record: dict[str, Any]) -> Plan:
+    """The plan that a run recorded: what it was, whatever has become of its model and data."""
+    identity = record["identity"]
+    return Plan(
+        config=Config.model_validate(record["config"]),
+        context=record["context"],
+        max_prompt_tokens=record["max_prompt_tokens"],
+        model_digest=identity["model_digest"],
+        tokenizer_digest=identity["tokenizer_digest"],
+        data_digest=identity["data_digest"],
+        functions=identity["functions"],
+    )
 
 
 def check_sizes(config: Config) -> None:

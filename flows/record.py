@@ -1,53 +1,103 @@
-"""A run's record: written when it starts, and what a later start is held against."""
+"""Opening a run: its record written, or held against what is asked for now."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from artifacts.branches import open_store
 from artifacts.errors import AlreadyExistsError
 from artifacts.keys import canonical
-from artifacts.runs import read_record, write_record
+from artifacts.runs import write_record
 from artifacts.store import Store
-from flows.config import Config, UserError, differences, make_config
+from flows.config import Config, Difference, UserError, differences, make_config
 from flows.plan import Plan
+from flows.revisions import (
+    Revision,
+    Run,
+    newest_record,
+    read_revisions,
+    stages_from,
+    what_never_changes,
+    write_revision,
+)
+from flows.session import Session
 
 
-def open_run(plan: Plan) -> Store:
-    """The store of the plan's run; its record is written, or agrees.
+def open_run(plan: Plan, allow_change: bool = False) -> Run:
+    """The plan's run; its record is written, or agrees.
+
+    Args:
+        allow_change: go on with another identity, from the first iteration that isn't finished.
 
     Raises:
-        UserError: a run of that name has another identity; the message names what differs.
+        UserError: a run of that name has another identity; the message names what differs, and
+            what of the run that would change.
     """
-    store = Store(plan.config.url)
-    identity = plan.identity()
-    record = read_record(store)
-    if record is None:
-        config = plan.config.model_dump(mode="json")
-        try:
-            write_record(store, {"version": 1, "config": config, "identity": identity})
-        except AlreadyExistsError:
-            record = read_record(store)
-        except OSError as error:
-            raise UserError(f"store {plan.config.store!r} can't be written: {error}") from error
-    if record is not None and canonical(record["identity"]) != canonical(identity):
-        changed = "; ".join(differences(record["identity"], _as_json(identity)))
-        raise UserError(
-            f"run {store.url} was started with another configuration ({changed}): "
-            "give it back its own, or start another run with run=NAME"
-        )
-    return store
+    store = open_store(plan.config.url)
+    revisions = read_revisions(store) or _start(store, plan)
+    changes = differences(revisions[-1].plan.record()["identity"], plan.record()["identity"])
+    if changes:
+        _refuse_for_ever(store, changes)
+        first = _first_unfinished(Run(store, revisions))
+        if not allow_change:
+            raise UserError(_refusal(store, changes, first))
+        write_revision(store, first, plan, changes)
+        return Run(store, [*revisions, Revision(first, plan)])
+    # Same numbers; what says where and how fast is what is asked for now.
+    return Run(store, [*revisions[:-1], Revision(revisions[-1].first, plan)])
 
 
-def config_of(url: str, overrides: list[str]) -> Config:
-    """The configuration that the run at ``url`` was started with, with overrides applied."""
-    record = read_record(Store(url)) if url else None
+def config_of(url: str, overrides: Sequence[str]) -> Config:
+    """The configuration that the run at ``url`` goes on with, with overrides applied."""
+    record = newest_record(open_store(url)) if url else None
     if record is None:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")
-    values: dict[str, Any] = record["config"]
+    return make_config(located(record["config"], url), overrides, f"{url}/run.json")
+
+
+def located(values: dict[str, Any], url: str) -> dict[str, Any]:
+    """A recorded configuration with the run where it was found, wherever it was at its start."""
     where, _, name = url.rstrip("/").rpartition("/")
-    # The run is where it was found, wherever it was when it started.
-    return make_config({**values, "store": where or ".", "run": name}, overrides, f"{url}/run.json")
+    return {**values, "store": where or ".", "run": name}
 
 
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    import json
+def execution_changes(url: str, config: Config) -> list[Difference]:
+    """What ``config`` says of where and how fast that the run at ``url`` did not when recorded."""
+    record = newest_record(open_store(url))
+    if record is None:
+        return []
+    old = Config.model_validate(located(record["config"], url))
+    if canonical(old.identity()) != canonical(config.identity()):
+        return []
+    return differences(old.model_dump(mode="json"), config.model_dump(mode="json"))
 
-    return dict(json.loads(canonical(value)))
+
+def _start(store: Store, plan: Plan) -> list[Revision]:
+    try:
+        write_record(store, plan.record())
+    except AlreadyExistsError:
+        return read_revisions(store)
+    except OSError as error:
+        raise UserError(f"store {plan.config.store!r} can't be written: {error}") from error
+    return [Revision(1, plan)]
+
+
+def _first_unfinished(run: Run) -> int:
+    return Session(run).recall_finished() + 1
+
+
+def _refuse_for_ever(store: Store, changes: Sequence[Difference]) -> None:
+    if kept := what_never_changes(changes):
+        raise UserError(
+            f"run {store.url} was started with other weights ({'; '.join(map(str, changes))}): "
+            f"{kept[0]} stays the same from a run's first iteration to its last; give it back, "
+            "or start another run with run=NAME"
+        )
+
+
+def _refusal(store: Store, changes: Sequence[Difference], first: int) -> str:
+    lines = [f"{change} ({stages_from(change)} from iteration {first} on)" for change in changes]
+    return (
+        f"run {store.url} was started with another configuration: {'; '.join(lines)}. "
+        "Give it back its own, go on with the new one by --allow-change, "
+        "or start another run with run=NAME"
+    )

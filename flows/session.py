@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from artifacts.manifests import Manifest, Ref
-from artifacts.store import Store
 from flows.plan import Plan
 from flows.pools import Pools, reference_spec
+from flows.revisions import Run, plan_at
 from stages.contract import Committed, Progress, StageError, Work, find
 from stages.rollout import run as rollout_stage
 from stages.rollout.engines import Engines
@@ -34,6 +34,19 @@ class Report(Protocol):
         """The line of a stage that has committed."""
 
 
+class Silent:
+    """A report that nobody reads."""
+
+    def progress(self, stage: str, iteration: int) -> Progress:
+        return lambda **_: None
+
+    def say(self, event: str, **fields: Any) -> None:
+        pass
+
+    def stage(self, stage: str, iteration: int, manifest: Manifest, was_reused: bool) -> None:
+        pass
+
+
 @dataclass
 class Iteration:
     """What an iteration has committed so far."""
@@ -46,30 +59,30 @@ class Iteration:
 class Session:
     """See the module's docstring."""
 
-    def __init__(self, plan: Plan, store: Store, report: Report, debug: bool = False) -> None:
-        self.plan, self.config, self.store = plan, plan.config, store
-        self.report = report
+    def __init__(self, run: Run, report: Report | None = None, debug: bool = False) -> None:
+        self.run, self.plan, self.config, self.store = run, run.plan, run.plan.config, run.store
+        self.report: Report = report or Silent()
         self.history: list[Committed] = []
         self.iterations: dict[int, Iteration] = {}
-        self.pools = Pools(plan, debug)
-        self._prompts: PromptSet | None = None
+        self.pools = Pools(run.plan, debug)
+        self._prompts: dict[str, PromptSet] = {}
 
     @property
     def base(self) -> Ref:
         """Policy 0: the model that the run starts from."""
         return Ref("model", self.plan.model_digest)
 
-    @property
-    def prompts(self) -> PromptSet:
-        """The run's prompts, tokenised on first use."""
-        if self._prompts is None:
-            data, plan = self.config.data, self.plan
-            work = prompt_work(
-                data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
-            )
-            committed = prepare(self.store, work, data, self.config.model)
-            self._prompts = PromptSet(self.store, committed)
-        return self._prompts
+    def plan_at(self, iteration: int) -> Plan:
+        """The plan that ``iteration`` is made with."""
+        return plan_at(self.run.revisions, iteration)
+
+    def prompts(self, iteration: int) -> PromptSet:
+        """The prompts that ``iteration`` takes from, tokenised on first use."""
+        work, config = self._prompt_work(iteration), self.plan_at(iteration).config
+        if work.key not in self._prompts:
+            committed = prepare(self.store, work, config.data, config.model)
+            self._prompts[work.key] = PromptSet(self.store, committed)
+        return self._prompts[work.key]
 
     def rollout(self, iteration: int) -> Committed:
         """Sample the iteration's groups with the policy that the updates so far have made."""
@@ -78,7 +91,7 @@ class Session:
         made = rollout_stage.run(
             self.store,
             work,
-            self.prompts,
+            self.prompts(iteration),
             policy,
             lambda: self._engines_with(policy),
             self.report.progress("rollout", iteration),
@@ -132,6 +145,8 @@ class Session:
     def recall(self, iteration: int) -> Iteration:
         """What ``iteration`` has committed; remembered as if this session had made it."""
         seen = self._at(iteration)
+        if find(self.store, self._prompt_work(iteration)) is None:
+            return seen
         seen.rollout = find(self.store, self.rollout_work(iteration))
         if seen.rollout:
             seen.scores = find(self.store, self.score_work(iteration))
@@ -140,6 +155,13 @@ class Session:
         if seen.update and len(self.history) == iteration - 1:
             self.history.append(seen.update)
         return seen
+
+    def recall_finished(self) -> int:
+        """Remember every finished iteration, up to the first that is not; returns their count."""
+        while len(self.history) < self.config.iterations:
+            if self.recall(len(self.history) + 1).update is None:
+                break
+        return len(self.history)
 
     def recall_all(self, before: int) -> None:
         """Remember the iterations before ``before``. Raises StageError where one is not whole."""
@@ -155,51 +177,65 @@ class Session:
 
     def rollout_work(self, iteration: int) -> Work:
         """The description of an iteration's rollout; the iteration before is to be known."""
-        before = self.iterations.get(iteration - 1)
-        start = 0
-        if before is not None and before.rollout is not None:
-            start = int(before.rollout.manifest.outcome["next_position"])
+        config = self.plan_at(iteration).config
         policy = self.history[iteration - 2].ref if iteration > 1 else self.base
         return rollout_stage.rollout_work(
             iteration,
-            self.config.data,
-            self.config.rollout,
-            self.config.seed,
-            self.prompts.ref,
+            config.data,
+            config.rollout,
+            config.seed,
+            self.prompts(iteration).ref,
             policy,
-            start,
+            self._start(iteration),
         )
 
     def score_work(self, iteration: int) -> Work:
         """The description of an iteration's scoring."""
-        spec = reference_spec(self.plan)
+        plan = self.plan_at(iteration)
+        spec = reference_spec(plan)
         reference = None
         if spec is not None:
             reference = {
-                "model": self.plan.model_digest,
+                "model": plan.model_digest,
                 "dtype": spec.dtype,
                 "temperature": spec.temperature,
             }
         return score_stage.score_work(
             iteration,
-            self.config.score,
-            self.plan.functions,
+            plan.config.score,
+            plan.functions,
             self._need(iteration, "rollout"),
             reference,
         )
 
     def update_work(self, iteration: int) -> Work:
         """The description of an iteration's update."""
+        config = self.plan_at(iteration).config
         return update_stage.update_work(
             iteration,
-            self.config.update,
-            self.config.score.on_null,
-            self.config.rollout.temperature,
-            self.config.total_steps,
+            config.update,
+            config.score.on_null,
+            config.rollout.temperature,
+            config.total_steps,
             self._need(iteration, "rollout"),
             self._need(iteration, "scores"),
             self.history[iteration - 2].ref if iteration > 1 else self.base,
         )
+
+    def _prompt_work(self, iteration: int) -> Work:
+        plan = self.plan_at(iteration)
+        return prompt_work(
+            plan.config.data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
+        )
+
+    def _start(self, iteration: int) -> int:
+        """Position of the iteration's first prompt: where the one before ended."""
+        before = self.iterations.get(iteration - 1)
+        if before is None or before.rollout is None:
+            return 0
+        if self.plan_at(iteration).data_digest != self.plan_at(iteration - 1).data_digest:
+            return 0  # another data set is gone through from its beginning
+        return int(before.rollout.manifest.outcome["next_position"])
 
     def _at(self, iteration: int) -> Iteration:
         return self.iterations.setdefault(iteration, Iteration())

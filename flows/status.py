@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from artifacts.branches import open_store
 from artifacts.manifests import Manifest
 from artifacts.runs import committed, is_committed, iterations, read_record
 from artifacts.store import Store
@@ -20,7 +21,7 @@ _LOCAL_SERVER = "http://127.0.0.1:5000"
 
 def run_status(url: str) -> dict[str, Any]:
     """The run's state, as JSON values."""
-    store = Store(url)
+    store = open_store(url)
     record = read_record(store)
     if record is None:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")

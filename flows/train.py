@@ -45,18 +45,18 @@ def update(session: Session, iteration: int) -> State[Any]:
 
 
 @flow(name="ratchet", flow_run_name="{config.run}", validate_parameters=True)
-def train(config: Config, debug: bool = False) -> str:
+def train(config: Config, debug: bool = False, allow_change: bool = False) -> str:
     """Train, going on from what is committed. Returns the run's URL.
 
     Args:
         config: what to train, on what, how.
         debug: keep every worker in this process, so that breakpoints work.
+        allow_change: go on with a configuration that gives other numbers from here on.
     """
-    plan = make_plan(config)
-    store = open_run(plan)
+    run = open_run(make_plan(config), allow_change)
     report = Report()
-    session = Session(plan, store, report, debug)
-    tracker = Tracker(store, plan, report)
+    session = Session(run, report, debug)
+    tracker = Tracker(run.store, run.plan, report)
     try:
         iterate(session, tracker)
     except BaseException as error:
@@ -66,7 +66,7 @@ def train(config: Config, debug: bool = False) -> str:
         session.pools.close()
         report.close()
     tracker.close("FINISHED")
-    return store.url
+    return run.store.url
 
 
 def iterate(session: Session, tracker: Tracker) -> None:
@@ -84,12 +84,9 @@ def iterate(session: Session, tracker: Tracker) -> None:
 
 def is_complete(session: Session) -> bool:
     """Whether nothing is left to make, so that no worker need start."""
-    for iteration in range(1, session.config.iterations + 1):
-        if session.recall(iteration).update is None:
-            break
-    done = len(session.history) == session.config.iterations
+    is_done = session.recall_finished() == session.config.iterations
     session.history.clear()
-    return done
+    return is_done
 
 
 def _finish(session: Session, stage: str, iteration: int, made: Committed) -> State[Any]:

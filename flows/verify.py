@@ -4,15 +4,15 @@ import json
 import sys
 from dataclasses import asdict
 
+from artifacts.branches import open_store
 from artifacts.runs import read_record
-from artifacts.store import Store
 from artifacts.verification import verify
 from flows.config import UserError
 
 
 def print_verification(url: str, as_json: bool) -> None:
     """Verify the run at ``url`` and print what was found; exits 3 where something is wrong."""
-    store = Store(url)
+    store = open_store(url)
     if read_record(store) is None:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")
     found = verify(store)

@@ -44,7 +44,7 @@ def small_run(
     plan: Plan, iterations: Sequence[int] = (1, 2), **options: Any
 ) -> tuple[Store, dict[int, Iteration]]:
     """A run with ``iterations`` committed."""
-    store = open_run(plan)
+    store = open_run(plan).store
     return store, {i: write_iteration(store, i, **options) for i in iterations}
 
 

@@ -61,7 +61,7 @@ def folder(tmp_path: Path, empty_database: Path) -> Path:
 
 def track(plan: Plan, made: dict[int, Any], status: str = "FINISHED") -> Tracker:
     """One process's share of a run: open, publish, close."""
-    tracker = Tracker(open_run(plan), plan, Report())
+    tracker = Tracker(open_run(plan).store, plan, Report())
     tracker.open("a-flow-run")
     for iteration in sorted(made):
         tracker.publish(iteration, made[iteration])

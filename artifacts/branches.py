@@ -1,0 +1,78 @@
+"""A run that begins where another one was: the parent's artifacts, by reference.
+
+    <store>/<child>/run.json    {"parent": {"url": "../first", "iteration": 12, …}, …}
+
+What the child has not is read from its parent, for iterations up to the branch alone. Nothing is
+copied, and nothing is ever written to the parent.
+"""
+
+import posixpath
+from typing import Any
+
+from artifacts.runs import read_record
+from artifacts.store import Store
+
+
+class BranchStore(Store):
+    """A run's folder, with its parent's behind it."""
+
+    def __init__(self, url: str, parent: Store, iteration: int) -> None:
+        super().__init__(url)
+        self.parent, self.iteration = parent, iteration
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BranchStore, (self.url, self.parent, self.iteration)
+
+    def read(self, path: str) -> bytes:
+        try:
+            return super().read(path)
+        except FileNotFoundError:
+            if not self.is_inherited(path):
+                raise
+            return self.parent.read(path)
+
+    def exists(self, path: str) -> bool:
+        return super().exists(path) or (self.is_inherited(path) and self.parent.exists(path))
+
+    def size(self, path: str) -> int | None:
+        own = super().size(path)
+        return self.parent.size(path) if own is None and self.is_inherited(path) else own
+
+    def names(self, path: str) -> list[str]:
+        below = f"{path}/" if path else ""
+        theirs = [n for n in self.parent.names(path) if self.is_inherited(f"{below}{n}")]
+        return sorted({*super().names(path), *theirs})
+
+    def is_inherited(self, path: str) -> bool:
+        """Whether the parent's ``path`` is part of this run too."""
+        top, _, rest = path.partition("/")
+        if top.startswith("iteration-"):
+            return int(top.removeprefix("iteration-")) <= self.iteration
+        if top == "policy":
+            version = rest.partition("/")[0]
+            return not version or int(version) <= self.iteration
+        return top == "prompts"
+
+
+def open_store(url: str) -> Store:
+    """The store of the run at ``url``, with those of its parents behind it."""
+    store = Store(url)
+    record = read_record(store)
+    parent = record.get("parent") if record else None
+    if parent is None:
+        return store
+    above = open_store(parent_url(store.url, parent["url"]))
+    return BranchStore(store.url, above, int(parent["iteration"]))
+
+
+def relative_to(url: str, parent: str) -> str:
+    """``parent`` as a child at ``url`` records it: by name where both lie in one folder."""
+    ours, theirs = url.rpartition("/"), parent.rpartition("/")
+    return f"../{theirs[2]}" if ours[0] == theirs[0] else parent
+
+
+def parent_url(url: str, recorded: str) -> str:
+    """Where the parent that a child at ``url`` recorded lies."""
+    if not recorded.startswith("../"):
+        return recorded
+    return posixpath.join(url.rpartition("/")[0], recorded.removeprefix("../"))
