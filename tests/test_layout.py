@@ -37,6 +37,7 @@ DOORS = {
         "stages/logprobs.py",
         "stages/models.py",
         "stages/packed.py",
+        "stages/rollout/hf_engine.py",
         "stages/rollout/vllm_engine.py",
         "stages/score/reference.py",
         "stages/update/export.py",
@@ -49,6 +50,7 @@ DOORS = {
     "transformers": {
         "stages/models.py",
         "stages/packed.py",
+        "stages/rollout/hf_engine.py",
         "stages/rollout/prompts.py",
         "stages/update/export.py",
     },

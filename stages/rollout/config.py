@@ -41,6 +41,8 @@ class RolloutConfig(Section):
         "bfloat16", description="of the engine; float32 on a CPU gives the trainer's own log-probs"
     )
     prompts_per_shard: int = Field(8, ge=1, description="groups in one shard")
-    engine: Literal["vllm"] = Field("vllm", description="what generates")
+    engine: Literal["vllm", "hf"] = Field(
+        "vllm", description="what generates; hf: plain transformers, slow, for checking"
+    )
     max_sequences: int = execution(256, ge=1, description="samples in flight in one engine")
     gpu_memory: float = execution(0.45, gt=0, lt=1, description="share of a GPU for one engine")

@@ -1,4 +1,4 @@
-"""The door to vLLM: token ids in, sampled token ids and their log-probabilities out.
+"""The door to vLLM.
 
 The engine runs inside its worker's process, so new weights reach it as arrays and no reload of
 the model happens. It serves vLLM on CPU and GPU alike; what differs is said where it does.
@@ -6,7 +6,6 @@ the model happens. It serves vLLM on CPU and GPU alike; what differs is said whe
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from stages.arrays import tensor_of
 from stages.rollout.config import RolloutConfig
+from stages.rollout.engine import Request, Sampled
 
 # Read by vLLM when it is imported.
 ENVIRONMENT = {
@@ -25,26 +25,8 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """One sample to draw. ``prompt_ids`` go to the engine as they are."""
-
-    prompt_ids: Sequence[int]
-    seed: int
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What was drawn: ``response_ids`` (T,), ``logprobs`` (T,) natural log, float32."""
-
-    response_ids: list[int]
-    logprobs: np.ndarray
-    finish_reason: str
-    text: str
-
-
 class VllmEngine:
-    """A warm vLLM engine over one Hugging Face folder."""
+    """See :class:`stages.rollout.engine.Engine`."""
 
     def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
         os.environ.update(ENVIRONMENT)
@@ -85,10 +67,6 @@ class VllmEngine:
         }
 
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Take new weights: Hugging Face parameter names to arrays (``stages/arrays.py``).
-
-        A tied output head is not among them.
-        """
         tensors = [(name, tensor_of(packed)) for name, packed in weights.items()]
         if self._on_gpu:
             self._llm.apply_model(lambda model: model.load_weights(iter(tensors)) and None)
@@ -100,7 +78,6 @@ class VllmEngine:
         self._llm.reset_prefix_cache()  # its entries are of the old weights
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
-        """Draw all ``requests`` with continuous batching; yields (index, sample) as each ends."""
         engine = self._llm.llm_engine
         for index, request in enumerate(requests):
             prompt = {"prompt_token_ids": list(request.prompt_ids)}

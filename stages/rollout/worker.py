@@ -13,7 +13,7 @@ from artifacts.manifests import Shard
 from artifacts.shards import write_shard
 from artifacts.store import Store
 from stages.rollout.config import RolloutConfig
-from stages.rollout.vllm_engine import Request, Sampled, VllmEngine
+from stages.rollout.engine import Request, Sampled, make_engine
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RolloutWorker:
     ) -> None:
         self._name = name
         self._held = policy
-        self._engine = VllmEngine(model, config, context)
+        self._engine = make_engine(model, config, context)
 
     def held(self) -> PolicyName:
         """The weights that the engine samples with."""

@@ -1,4 +1,4 @@
-"""Real vLLM: what it samples, and that new weights are really the ones it samples with."""
+"""Every engine: what it samples, and that new weights are really the ones it samples with."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,20 +17,23 @@ from stages.workers import Done, Placement, WorkerDiedError
 
 pytestmark = pytest.mark.real
 
-CONFIG = RolloutConfig(max_new_tokens=12, temperature=0.7, dtype="float32")
+SETTINGS = {"max_new_tokens": 12, "temperature": 0.7, "dtype": "float32"}
 BASE, NEXT = PolicyName(0, "base"), PolicyName(1, "next")
 KINDS = {"tied": {"tied": True}, "untied": {"tied": False, "kind": "qwen2"}}
+CASES = [(engine, kind) for engine in ("vllm", "hf") for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """An engine for a tied and an untied model, starting side by side."""
+    """Each engine for a tied and an untied model, starting side by side."""
     cluster = RayCluster(None)
     pools = {}
-    for name, options in KINDS.items():
-        folder = tiny.save_model(tmp_path_factory.mktemp(name), **options)
-        pools[name] = Engines(cluster, str(folder), BASE, CONFIG, 64, 1, Placement(threads=1))
-        pools[name].start()
+    for engine, kind in CASES:
+        folder = tiny.save_model(tmp_path_factory.mktemp(kind), **KINDS[kind])
+        config = RolloutConfig(engine=engine, **SETTINGS)
+        place = Placement(threads=1)
+        pools[engine, kind] = Engines(cluster, str(folder), BASE, config, 64, 1, place)
+        pools[engine, kind].start()
     yield pools
     cluster.shutdown()
 
@@ -82,35 +85,37 @@ def gap(model, table):
     return worst
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_engine_after_new_weights_samples_from_them_and_from_nothing_else(name, engines, tmp_path):
+@pytest.mark.parametrize(("engine", "kind"), CASES)
+def test_engine_after_new_weights_samples_from_them_and_from_nothing_else(
+    engine, kind, engines, tmp_path
+):
     store = Store(str(tmp_path))
-    pool = engines[name]
+    pool = engines[engine, kind]
     before = sample(pool, store, "a", BASE)
     again = sample(pool, store, "b", BASE)
     assert before.equals(again)
-    assert gap(tiny.model(**KINDS[name]), before) < 1e-4
+    assert gap(tiny.model(**KINDS[kind]), before) < 1e-4
     assert set(before["finish_reason"].to_pylist()) <= {"stop", "length"}
     for row in before.to_pylist():
         assert len(row["response_ids"]) == len(row["logprobs"]) == sum(row["loss_mask"])
         ended = row["response_ids"][-1] == 2
         assert ended == (row["finish_reason"] == "stop")
 
-    other = tiny.model(**KINDS[name], seed=1)
+    other = tiny.model(**KINDS[kind], seed=1)
     weights = {n: array_of(p) for n, p in other.named_parameters()}
     with pytest.raises(RuntimeError, match="the engine holds"):
         sample(pool, store, "c", NEXT)
     pool.load(NEXT, Done(weights))
     after = sample(pool, store, "c", NEXT)
     assert gap(other, after) < 1e-4
-    assert gap(tiny.model(**KINDS[name]), after) > 0.1
+    assert gap(tiny.model(**KINDS[kind]), after) > 0.1
     assert set(after["policy_digest"].to_pylist()) == {"next"}
 
 
 def test_engine_killed_under_a_call_is_a_worker_death_and_the_next_call_starts_afresh(
     engines, tmp_path
 ):
-    pool = engines["tied"]
+    pool = engines["vllm", "tied"]
     store = Store(str(tmp_path))
     stream = pool.generate(store, "d", NEXT, orders())
     next(stream)
