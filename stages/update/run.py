@@ -72,7 +72,7 @@ def run(
 
 
 def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Progress) -> Product:
-    order = UpdateOrder(work.inputs["rollout"], work.inputs["scores"], work.identity["minibatches"])
+    order = UpdateOrder(work.inputs["rollout"], work.inputs["scores"], work.identity)
     result = pool.update(store, order)
     progress(samples=len(result.samples), steps=len(result.steps))
     shards = [
@@ -84,7 +84,7 @@ def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Pro
     provenance = {
         "ledger": write_ledger(store, work.folder, entries),
         "phases": result.seconds,
-        "ranks": pool.num_ranks,
+        "layout": pool.layout,
         "replayed": replayed,
         "made": 1,
         "found": 0,

@@ -52,30 +52,19 @@ class TrainerRank:
 
     def load(self, store: Store, snapshot: Ref | None) -> None:
         """Take the state of ``snapshot``, or that of the base model at step 0."""
-        model = load_causal_lm(self._spec.model, torch.float32)
-        saved = None if snapshot is None else read_snapshot(store, snapshot)
-        if saved is not None:
-            _put_weights(model, saved)
-        config = self._spec.config
-        if config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._model = shard_model(model.to(self._device), self._mesh, config).train()
-        self._optimizer = make_optimizer(self._model, config)
-        self._step, self._taken, self._handover = 0, 0, {}
-        if saved is not None:
-            self._step, self._taken = int(saved.state["step"]), int(saved.state["taken"])
-            restore_moments(self._optimizer, self._model, saved, self._taken)
+        self._take(None if snapshot is None else read_snapshot(store, snapshot))
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult | None:
         """Do an iteration's optimizer steps. The result is rank 0's; the others return None."""
-        spec, seconds = self._spec, {}
-        start = time.perf_counter()
+        seconds: dict[str, float] = {}
+        self._follow(order)
+        spec, start = self._spec, time.perf_counter()
         samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
         seconds["read"] = time.perf_counter() - start
-        old = self._old_logprobs(samples, order)
+        old = self._old_logprobs(samples)
         steps, step_of_sample = [], [0] * len(samples)
         start = time.perf_counter()
-        for indices in split_minibatches(samples.groups, order.minibatches):
+        for indices in split_minibatches(samples.groups, spec.config.minibatches):
             steps.append(self._optimizer_step(samples, indices, old))
             for i in indices:
                 step_of_sample[i] = self._step
@@ -103,12 +92,34 @@ class TrainerRank:
 
     def save(self, store: Store, folder: str) -> list[Shard]:
         """Write a snapshot in ``folder``; rank 0 returns its files."""
-        tensors = full_tensors(self._model, self._optimizer, keep=self._rank == 0)
-        if self._rank != 0:
-            return []
-        return write_snapshot(
-            store, folder, Snapshot(tensors, {"step": self._step, "taken": self._taken})
-        )
+        state = self._state(keep=self._rank == 0)
+        return write_snapshot(store, folder, state) if self._rank == 0 else []
+
+    def _take(self, saved: Snapshot | None) -> None:
+        """Build the sharded model and its optimizer, in the state of ``saved``."""
+        model = load_causal_lm(self._spec.model, torch.float32)
+        if saved is not None:
+            _put_weights(model, saved)
+        config = self._spec.config
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._model = shard_model(model.to(self._device), self._mesh, config).train()
+        self._optimizer = make_optimizer(self._model, config)
+        self._step, self._taken, self._handover = 0, 0, {}
+        if saved is not None:
+            self._step, self._taken = int(saved.state["step"]), int(saved.state["taken"])
+            restore_moments(self._optimizer, self._model, saved, self._taken)
+
+    def _state(self, keep: bool) -> Snapshot:
+        tensors = full_tensors(self._model, self._optimizer, keep)
+        return Snapshot(tensors, {"step": self._step, "taken": self._taken})
+
+    def _follow(self, order: UpdateOrder) -> None:
+        """Compute as the order's identity says; what the model was built for may change with it."""
+        before, self._spec = self._spec.config, self._spec.under(order.identity)
+        built_for = ("dtype", "betas", "adam_eps", "weight_decay")
+        if any(getattr(before, name) != getattr(self._spec.config, name) for name in built_for):
+            self._take(self._state(keep=True))
 
     def _take_stock(self) -> str:
         """Digest the float32 weights, and keep them in the engine's type, in one gathering."""
@@ -122,11 +133,11 @@ class TrainerRank:
                 self._handover[name] = array_of(whole.to(dtype))
         return weights_digest(masters) if self._rank == 0 else ""
 
-    def _old_logprobs(self, samples: Samples, order: UpdateOrder) -> list[np.ndarray] | None:
+    def _old_logprobs(self, samples: Samples) -> list[np.ndarray] | None:
         """The ratio's denominators, a sample; None: the step's own, as there is only one."""
         if self._spec.config.old_logprobs == "sampler":
             return samples.sampler_logprobs
-        if order.minibatches == 1:
+        if self._spec.config.minibatches == 1:
             return None
         return self._recompute(samples)
 

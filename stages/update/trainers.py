@@ -33,6 +33,17 @@ class Trainers:
         self._were_used = False
         self._has_stock = False
 
+    @property
+    def layout(self) -> dict[str, Any]:
+        """All of the execution that decides in which order numbers are added up."""
+        return {
+            "ranks": self.num_ranks,
+            "max_tokens_per_rank": self._spec.config.max_tokens_per_rank,
+            "activation_checkpointing": self._spec.config.activation_checkpointing,
+            "gpus": self._place.gpus > 0,
+            "threads": self._place.threads,
+        }
+
     def start(self) -> None:
         """Start the ranks that are not there. Returns before they are ready."""
         if self._actors:
@@ -106,9 +117,9 @@ class Trainers:
     def _replay(self, store: Store, update: Committed) -> None:
         result = self.update(store, order_of(update.manifest))
         expected = update.manifest.outcome["weights_digest"]
-        ranks = update.manifest.provenance.get("ranks")
-        # Other ranks sum in another order: then the last bits may differ, and only then.
-        if result.weights_digest != expected and ranks == self.num_ranks:
+        layout = update.manifest.provenance.get("layout")
+        # Another layout sums in another order: then the last bits may differ, and only then.
+        if result.weights_digest != expected and layout == self.layout:
             self.drop()
             raise IntegrityError(update.folder, expected, result.weights_digest, "weights digest")
         self.hold(update)
@@ -127,9 +138,7 @@ class Trainers:
 
 def order_of(manifest: Manifest) -> UpdateOrder:
     """The update that ``manifest`` records, to be done again."""
-    return UpdateOrder(
-        manifest.inputs["rollout"], manifest.inputs["scores"], manifest.identity["minibatches"]
-    )
+    return UpdateOrder(manifest.inputs["rollout"], manifest.inputs["scores"], manifest.identity)
 
 
 @dataclass(frozen=True)

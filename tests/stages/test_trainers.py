@@ -185,7 +185,11 @@ def test_step_without_any_spread_leaves_the_weights_alone(folder, tmp_path):
     rollout, scores = handmade.commit_iteration(store, 1, groups=1, nulls=0)
     trainers.bring_to(store, [])
     before = trainers.weights().result()
-    result = trainers.update(store, UpdateOrder(rollout.ref, scores.ref, 1))
+    policy = rollout.manifest.inputs["policy"]
+    work = update_stage.update_work(
+        1, config, "drop_sample", TEMPERATURE, 3, rollout, scores, policy
+    )
+    result = trainers.update(store, UpdateOrder(rollout.ref, scores.ref, work.identity))
     after = trainers.weights().result()
     assert result.steps[0]["update/skipped_steps"] == 1
     assert all(np.array_equal(before[name][1], after[name][1]) for name in before)
