@@ -70,6 +70,17 @@ STEPS = _schema(
     ],
 )
 
+TENSORS = _schema(
+    "tensors",
+    [
+        ("name", pa.string(), "a parameter of the new policy, by its Hugging Face name"),
+        ("dtype", pa.string(), "of the master weights"),
+        ("shape", pa.list_(pa.int64()), "its lengths"),
+        ("digest", pa.string(), "sha256 of its bytes, row by row"),
+        ("norm", pa.float64(), "square root of the sum of its squares"),
+    ],
+)
+
 LEDGER = _schema(
     "ledger",
     [

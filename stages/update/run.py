@@ -77,7 +77,8 @@ def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Pro
     progress(samples=len(result.samples), steps=len(result.steps))
     shards = [
         write_table(store, work.folder, "advantages", _advantages(result)),
-        write_table(store, work.folder, "steps", _steps(result)),
+        write_table(store, work.folder, "steps", steps_table(result)),
+        write_table(store, work.folder, "tensors", tensors_table(result)),
     ]
     outcome = {"policy_version": work.iteration, "weights_digest": result.weights_digest}
     entries = [_entry(name, seconds, result) for name, seconds in result.seconds.items()]
@@ -132,7 +133,8 @@ def _advantages(result: UpdateResult) -> pa.Table:
     return pa.Table.from_pydict(columns, schema=schemas.ADVANTAGES)
 
 
-def _steps(result: UpdateResult) -> pa.Table:
+def steps_table(result: UpdateResult) -> pa.Table:
+    """A row for each metric of each optimizer step."""
     rows = [
         {"step": int(step["step"]), "name": name, "value": float(value)}
         for step in result.steps
@@ -140,6 +142,11 @@ def _steps(result: UpdateResult) -> pa.Table:
         if name != "step"
     ]
     return pa.Table.from_pylist(rows, schema=schemas.STEPS)
+
+
+def tensors_table(result: UpdateResult) -> pa.Table:
+    """A row for each tensor of the new policy."""
+    return pa.Table.from_pylist(result.tensors, schema=schemas.TENSORS)
 
 
 def _entry(phase: str, seconds: float, result: UpdateResult) -> dict[str, Any]:

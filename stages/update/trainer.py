@@ -20,7 +20,7 @@ from artifacts.store import Store
 from stages.arrays import array_of
 from stages.models import device_of_this_process, load_causal_lm
 from stages.packing import plan_microbatches
-from stages.update.digests import weights_digest
+from stages.update.digests import tensor_records, weights_digest
 from stages.update.group import join_group, listen
 from stages.update.microbatch import MicroBatch, StepSums, microbatch_loss
 from stages.update.samples import Samples, read_samples, split_minibatches
@@ -70,11 +70,12 @@ class TrainerRank:
                 step_of_sample[i] = self._step
         seconds["steps"] = time.perf_counter() - start
         start = time.perf_counter()
-        digest = self._take_stock()
+        tensors = self._take_stock()
         seconds["digest"] = time.perf_counter() - start
         if self._rank != 0:
             return None
-        return UpdateResult(digest, steps, samples, step_of_sample, seconds)
+        digest = weights_digest(tensors)
+        return UpdateResult(digest, tensors, steps, samples, step_of_sample, seconds)
 
     def weights(self) -> dict[str, tuple[str, np.ndarray]]:
         """Rank 0: the weights in the engine's type, for hand-over (``stages/arrays.py``)."""
@@ -88,7 +89,7 @@ class TrainerRank:
 
     def take_stock(self) -> str:
         """Gather the weights for hand-over, as after an update. Returns their digest."""
-        return self._take_stock()
+        return weights_digest(self._take_stock())
 
     def save(self, store: Store, folder: str) -> list[Shard]:
         """Write a snapshot in ``folder``; rank 0 returns its files."""
@@ -121,8 +122,9 @@ class TrainerRank:
         if any(getattr(before, name) != getattr(self._spec.config, name) for name in built_for):
             self._take(self._state(keep=True))
 
-    def _take_stock(self) -> str:
-        """Digest the float32 weights, and keep them in the engine's type, in one gathering."""
+    def _take_stock(self) -> list[dict[str, Any]]:
+        """A record of each float32 tensor, on rank 0. Keeps them in the engine's type too, as
+        one gathering serves both."""
         dtype = getattr(torch, self._spec.handover_dtype)
         masters: dict[str, tuple[str, np.ndarray]] = {}
         self._handover = {}
@@ -131,7 +133,7 @@ class TrainerRank:
             if self._rank == 0:
                 masters[name] = array_of(whole)
                 self._handover[name] = array_of(whole.to(dtype))
-        return weights_digest(masters) if self._rank == 0 else ""
+        return tensor_records(masters)
 
     def _old_logprobs(self, samples: Samples) -> list[np.ndarray] | None:
         """The ratio's denominators, a sample; None: the step's own, as there is only one."""

@@ -49,9 +49,10 @@ class UpdateOrder:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update gave, on rank 0."""
+    """What an update gave, on rank 0. ``tensors``: rows of :data:`artifacts.schemas.TENSORS`."""
 
     weights_digest: str
+    tensors: list[dict[str, Any]]
     steps: list[dict[str, float]]
     samples: Samples
     step_of_sample: list[int]
