@@ -76,6 +76,21 @@ def branch(
 
 
 @app.command()
+def replay(
+    run: RunUrl,
+    overrides: Overrides = None,
+    *,
+    iteration: Annotated[int, typer.Option(min=1, help="Whose update.")],
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make an update again from its inputs; exits 3 where a metric or a weight differs."""
+    from flows.replay import print_replay
+
+    print_replay(run_url(run), iteration, overrides or [], debug, as_json)
+
+
+@app.command()
 def status(run: RunUrl, as_json: AsJson = False) -> None:
     """Show what is committed, iteration by iteration and stage by stage."""
     from flows.status import run_status, status_table

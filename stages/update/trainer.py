@@ -91,6 +91,14 @@ class TrainerRank:
         """Gather the weights for hand-over, as after an update. Returns their digest."""
         return weights_digest(self._take_stock())
 
+    def distances(self, store: Store, snapshot: Ref) -> dict[str, float]:
+        """Largest distance of an entry of each tensor from ``snapshot``'s; rank 0's answer."""
+        ours = self._state(keep=self._rank == 0).tensors["weights"]
+        if self._rank != 0:
+            return {}
+        theirs = read_snapshot(store, snapshot).tensors["weights"]
+        return {name: float(np.abs(array - theirs[name]).max()) for name, array in ours.items()}
+
     def save(self, store: Store, folder: str) -> list[Shard]:
         """Write a snapshot in ``folder``; rank 0 returns its files."""
         state = self._state(keep=self._rank == 0)

@@ -92,6 +92,11 @@ class Trainers:
         self._on_all("is_alive")
         return pending
 
+    def distances(self, store: Store, snapshot: Ref) -> dict[str, float]:
+        """Largest distance of an entry of each tensor that is held from ``snapshot``'s."""
+        found: dict[str, float] = self._on_all("distances", store, snapshot)
+        return found
+
     def save(self, store: Store, folder: str) -> list[Shard]:
         """Write a snapshot of what is held in ``folder``."""
         shards: list[Shard] = self._on_all("save", store, folder)
