@@ -6,11 +6,14 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from artifacts.attempts import read_attempts
 from artifacts.branches import open_store
 from artifacts.manifests import Manifest
 from artifacts.runs import committed, is_committed, iterations, read_record
 from artifacts.store import Store
 from flows.config import UserError
+from flows.plan import Plan
+from flows.revisions import plan_at, read_revisions
 from flows.tables import print_table
 
 TRACKING_RECORD = "tracking.json"
@@ -25,8 +28,13 @@ def run_status(url: str) -> dict[str, Any]:
     record = read_record(store)
     if record is None:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")
-    rows = [_stage_row(store, i, stage) for i in iterations(store) for stage in STAGES]
-    planned = int(record["config"]["iterations"])
+    revisions = read_revisions(store)
+    rows = [
+        _stage_row(store, plan_at(revisions, i), i, stage)
+        for i in iterations(store)
+        for stage in STAGES
+    ]
+    planned = revisions[-1].plan.config.iterations
     updates = sum(row["stage"] == "update" and row["state"] == "committed" for row in rows)
     return {
         "run": url,
@@ -65,16 +73,38 @@ def tracking_record(store: Store) -> dict[str, Any] | None:
         return None
 
 
-def _stage_row(store: Store, iteration: int, stage: str) -> dict[str, Any]:
+def _stage_row(store: Store, plan: Plan, iteration: int, stage: str) -> dict[str, Any]:
     row: dict[str, Any] = {"iteration": iteration, "stage": stage, "state": "absent"}
     if found := newest(store, iteration, stage):
         folder, manifest = found
         return row | {"state": "committed", "folder": folder, **_facts(manifest)}
     parent = f"iteration-{iteration:06d}/{stage}"
-    files = [name for f in store.names(parent) for name in store.names(f"{parent}/{f}")]
-    if shards := [name for name in files if not name.startswith("ledger.")]:
-        return row | {"state": "partial", "shards": len(shards)}
-    return row
+    begun = [f"{parent}/{name}" for name in store.names(parent)]
+    if not begun:
+        return row
+    # Of several keys' folders, the one that was begun last.
+    tries = {folder: read_attempts(store, folder) for folder in begun}
+    folder = max(begun, key=lambda f: max((a["start"] for a in tries[f]), default=0.0))
+    shards = [name for name in store.names(folder) if name.endswith(".arrow")]
+    last = tries[folder][-1] if tries[folder] else {}
+    return row | {
+        "state": "partial",
+        "folder": folder,
+        "shards": sum(not name.startswith("ledger.") for name in shards),
+        "of": _num_shards(store, plan, iteration, stage),
+        "attempts": len(tries[folder]),
+        "who": f"{last['host']}:{last['pid']}" if last else None,
+        "start": last.get("start"),
+    }
+
+
+def _num_shards(store: Store, plan: Plan, iteration: int, stage: str) -> int | None:
+    """Shards that the stage's output will have; None where that is not known beforehand."""
+    if stage == "rollout":
+        return -(-plan.config.data.batch_size // plan.config.rollout.prompts_per_shard)
+    if stage == "score" and (rollout := newest(store, iteration, "rollout")):
+        return len(rollout[1].shards)
+    return None
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -85,6 +115,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "made": provenance.get("made"),
         "found": provenance.get("found"),
+        "attempts": provenance.get("attempt"),
+        "who": f"{provenance['host']}:{provenance['pid']}",
         "samples": num_samples(manifest),
         "tokens": None if tokens is None else int(tokens),
         "seconds": round(provenance["seconds"], 3),
@@ -131,15 +163,21 @@ def _line(found: dict[str, Any], iteration: int) -> dict[str, str]:
         "tokens": _count(rollout.get("tokens")),
         **{stage: _seconds(stages.get(stage)) for stage in STAGES},
         "shards kept": _count(reused or None),
+        "attempts": _count(attempts) if (attempts := _attempts(stages.values())) > 1 else "",
         "policy": "kept" if iteration in found["snapshots"] else "",
     }
+
+
+def _attempts(rows: Iterable[dict[str, Any]]) -> int:
+    """Attempts at the stage of an iteration that took the most."""
+    return max((row.get("attempts") or 1 for row in rows), default=1)
 
 
 def _seconds(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     if row["state"] == "partial":
-        return f"{row['shards']} shards"
+        return f"{row['shards']} of {row['of']}" if row["of"] else "begun"
     return f"{row['seconds']:,.2f} s"
 
 

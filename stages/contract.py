@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from artifacts.attempts import begin_attempt
 from artifacts.errors import IntegrityError
 from artifacts.keys import key_of
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
@@ -110,7 +111,7 @@ def find_or_make(store: Store, work: Work, make: Callable[[], Product]) -> Commi
     """
     if found := find(store, work):
         return found
-    start = time.time()
+    start, attempt = time.time(), begin_attempt(store, work.folder)
     product = make()
     manifest = Manifest(
         kind=work.kind,
@@ -123,7 +124,7 @@ def find_or_make(store: Store, work: Work, make: Callable[[], Product]) -> Commi
         shards=tuple(product.shards),
         outcome=product.outcome,
         metrics=product.metrics,
-        provenance={**origin(start), **product.provenance},
+        provenance={**origin(start), "attempt": attempt, **product.provenance},
     )
     return Committed(work.folder, write_manifest(store, work.folder, manifest), was_reused=False)
 

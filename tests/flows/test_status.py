@@ -1,6 +1,8 @@
 """``ratchet status``: what is committed, calm at 80 columns, complete as JSON."""
 
 import json
+import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +57,7 @@ def test_status_shows_an_iteration_a_line_that_fits_80_columns(store, status) ->
     assert max(map(len, (head, first, second, third))) <= 80
     assert first.split()[:5] == ["1", "0.594", "8", "7", "15"]
     assert second.split()[-1] == "kept"
-    assert "2 shards" in third
+    assert "2 of 2" in third
     assert ending == f"2 of 4 iterations finished: {store.url}"
     assert kept == "policies kept: 2"
 
@@ -67,7 +69,11 @@ def test_status_as_json_has_every_stage_with_its_facts(store, status) -> None:
     assert found["snapshots"] == [2]
     rows = {(row["iteration"], row["stage"]): row for row in found["stages"]}
     assert len(rows) == 8
-    assert rows[3, "score"] == {"iteration": 3, "stage": "score", "state": "partial", "shards": 2}
+    partial = rows[3, "score"]
+    assert (partial["state"], partial["shards"], partial["of"]) == ("partial", 2, 2)
+    assert partial["attempts"] == 1
+    assert partial["who"] == f"{socket.gethostname()}:{os.getpid()}"
+    assert rows[1, "update"]["who"] == partial["who"]
     assert rows[1, "update"]["samples"] == 7
     assert rows[2, "update"]["weights_digest"] == f"{2:064x}"
     manifest = read_manifest(store, rows[1, "rollout"]["folder"])
