@@ -228,14 +228,14 @@ class Session:
             plan.config.data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
         )
 
-    def _start(self, iteration: int) -> int:
-        """Position of the iteration's first prompt: where the one before ended."""
+    def _start(self, iteration: int) -> list[int]:
+        """Prompts drawn of each source where the iteration before ended; [] for none."""
         before = self.iterations.get(iteration - 1)
         if before is None or before.rollout is None:
-            return 0
+            return []
         if self.plan_at(iteration).data_digest != self.plan_at(iteration - 1).data_digest:
-            return 0  # another data set is gone through from its beginning
-        return int(before.rollout.manifest.outcome["next_position"])
+            return []  # another data set is gone through from its beginning
+        return list(before.rollout.manifest.outcome["next_positions"])
 
     def _at(self, iteration: int) -> Iteration:
         return self.iterations.setdefault(iteration, Iteration())

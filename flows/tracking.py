@@ -250,9 +250,10 @@ class TrackedRun:
         params = [Param(name, value) for name, value in params_of(self._plan).items()]
         for start in range(0, len(params), _PARAMS_A_CALL):
             self._client.log_batch(self._id, params=params[start : start + _PARAMS_A_CALL])
-        path, digest = self._plan.config.data.path, self._plan.data_digest[:_DIGEST_LIMIT]
-        source = json.dumps({"uri": path})
-        dataset = Dataset(Path(path).stem, digest, source_type="local", source=source)
+        paths = [source.path for source in self._plan.config.data.all_sources]
+        source = json.dumps({"uri": paths[0] if len(paths) == 1 else paths})
+        name, digest = Path(paths[0]).stem, self._plan.data_digest[:_DIGEST_LIMIT]
+        dataset = Dataset(name, digest, source_type="local", source=source)
         tags = [InputTag("mlflow.data.context", "prompts")]
         self._client.log_inputs(self._id, [DatasetInput(dataset, tags)])
 

@@ -37,7 +37,7 @@ def commit_iteration(
     table = pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS)
     inputs = {"policy": Ref("model", "0" * 64)}
     work = Work("rollouts", "rollout", 1, iteration, {"start": 0}, inputs)
-    rollout = commit(store, work, table, outcome={"next_position": groups})
+    rollout = commit(store, work, table, outcome={"next_positions": [groups]})
     scores = []
     for index, row in enumerate(rows):
         reward = 1.0 if row["group_id"].endswith("00000") else float(rng.random() < 0.5)

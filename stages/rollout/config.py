@@ -2,17 +2,30 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.settings import Section, execution
+
+
+class DataSource(Section):
+    """One file of prompts, and its share."""
+
+    path: str = execution(..., description="JSON lines or Parquet file, a path or fsspec URL")
+    name: str = Field("", description="in shards and metrics; default: data-1, data-2, …")
+    weight: float = Field(1.0, gt=0, description="chance that a draw takes from it, relative")
+    prompt: str = Field("prompt", description="column of the prompt: text, or chat messages")
+    answer: str | None = Field("answer", description="column that rewards get as ground_truth")
 
 
 class DataConfig(Section):
     """The prompts: where they lie, which columns count, how many an iteration takes."""
 
-    path: str = execution(..., description="JSON lines or Parquet file, a path or fsspec URL")
+    path: str | None = execution(
+        None, description="JSON lines or Parquet file, a path or fsspec URL; or give sources"
+    )
     prompt: str = Field("prompt", description="column of the prompt: text, or chat messages")
     answer: str | None = Field("answer", description="column that rewards get as ground_truth")
+    sources: list[DataSource] = Field([], description="several files, mixed by weight")
     template: Literal["plain", "chat"] = Field(
         "chat", description="chat: the tokenizer's chat template; plain: the text as it stands"
     )
@@ -24,6 +37,26 @@ class DataConfig(Section):
     overlong: Literal["fail", "skip"] = Field(
         "fail", description="a prompt over the limit: refuse the data, or skip and count the row"
     )
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> "DataConfig":
+        if (self.path is None) == (not self.sources):
+            raise ValueError("give either data.path, for one file, or data.sources, for several")
+        names = [source.name for source in self.all_sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two data sources are named {name!r}: give one another name")
+        return self
+
+    @property
+    def all_sources(self) -> list[DataSource]:
+        """Every file of prompts with its name and columns, in order."""
+        if self.path is not None:
+            return [DataSource(path=self.path, name="data", prompt=self.prompt, answer=self.answer)]
+        return [
+            source.model_copy(update={"name": source.name or f"data-{number}"})
+            for number, source in enumerate(self.sources, start=1)
+        ]
 
 
 class RolloutConfig(Section):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from artifacts.keys import key_of, sha256
 from artifacts.store import filesystem
-from stages.rollout.config import DataConfig
+from stages.rollout.config import DataConfig, DataSource
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,33 @@ class Row:
 
 
 def data_digest(data: DataConfig) -> str:
-    """Digest of the data file's bytes. Raises ValueError where there is no such file."""
-    fs, path = filesystem(data.path)
+    """Digest of the bytes of all data files. Raises ValueError where one isn't there."""
+    digests = [_file_digest(source.path) for source in data.all_sources]
+    return digests[0] if len(digests) == 1 else key_of(digests)
+
+
+def _file_digest(location: str) -> str:
+    fs, path = filesystem(location)
     if not fs.isfile(path):
-        raise ValueError(f"data.path is {data.path!r}, and there is no such file: check the path")
+        raise ValueError(f"data.path is {location!r}, and there is no such file: check the path")
     return sha256(fs.cat_file(path))
 
 
-def check_rows(data: DataConfig, count: int = 64) -> int:
-    """Read the first ``count`` rows, to find a wrong column before anything heavy loads."""
-    return sum(1 for _ in islice(read_rows(data), count))
+def check_rows(data: DataConfig, count: int = 64) -> None:
+    """Read ``count`` rows of each source, to find a wrong column before anything heavy loads."""
+    for source in data.all_sources:
+        for _ in islice(read_rows(source, data.template), count):
+            pass
 
 
-def read_rows(data: DataConfig) -> Iterator[Row]:
-    """The rows of ``data.path``, in order.
+def read_rows(source: DataSource, template: str) -> Iterator[Row]:
+    """The rows of ``source``, in order.
 
     Raises:
         ValueError: a row can't be used; the message says which and why.
     """
-    for number, (place, record) in enumerate(_records(data.path)):
-        yield _row(number, place, record, data)
+    for number, (place, record) in enumerate(_records(source.path)):
+        yield _row(number, place, record, source, template)
 
 
 def _records(location: str) -> Iterator[tuple[str, Any]]:
@@ -70,7 +77,7 @@ def _records(location: str) -> Iterator[tuple[str, Any]]:
                 ) from None
 
 
-def _row(number: int, place: str, record: Any, data: DataConfig) -> Row:
+def _row(number: int, place: str, record: Any, data: DataSource, template: str) -> Row:
     if not isinstance(record, dict):
         raise ValueError(f"{place} holds a {type(record).__name__}: write one object a line")
     for key, column in (("data.prompt", data.prompt), ("data.answer", data.answer)):
@@ -80,7 +87,7 @@ def _row(number: int, place: str, record: Any, data: DataConfig) -> Row:
     prompt = record[data.prompt]
     if not prompt or not isinstance(prompt, str | list):
         raise ValueError(f"{place}: column {data.prompt!r} is {prompt!r}, not a text or messages")
-    if data.template == "plain" and not isinstance(prompt, str):
+    if template == "plain" and not isinstance(prompt, str):
         raise ValueError(f"{place}: messages need a chat template: set data.template=chat")
     answer = record[data.answer] if data.answer is not None else None
     extra = {k: v for k, v in record.items() if k not in (data.prompt, data.answer)}

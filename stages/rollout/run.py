@@ -18,7 +18,8 @@ from stages.contract import Committed, Product, Progress, StageError, Work, find
 from stages.ledger import write_ledger
 from stages.rollout.config import DataConfig, RolloutConfig
 from stages.rollout.engines import Engines
-from stages.rollout.prompts import PromptSet, select
+from stages.rollout.prompts import PromptSet
+from stages.rollout.selection import Selected, Selection, select
 from stages.rollout.worker import Finished, PolicyName, ShardOrder
 
 VERSION = 1
@@ -31,15 +32,21 @@ def rollout_work(
     seed: int,
     prompts: Ref,
     policy: Ref,
-    start: int,
+    start: Sequence[int],
 ) -> Work:
-    """The description of an iteration's rollout. ``start``: position of its first prompt."""
+    """The description of an iteration's rollout.
+
+    Args:
+        start: prompts drawn before, of each source; [] at the beginning.
+    """
+    weights = [source.weight for source in data.all_sources]
     identity = {
         **rollout.identity(),
         "batch_size": data.batch_size,
         "shuffle": data.shuffle,
         "seed": seed,
-        "start": start,
+        "start": list(start) or [0] * len(weights),
+        "weights": weights,
         "logprobs": "natural log of the processed distribution, float32",
     }
     inputs = {"prompts": prompts, "policy": policy}
@@ -66,7 +73,8 @@ def _make(
     engines: Callable[[], Engines],
     progress: Progress,
 ) -> Product:
-    orders = list(shard_orders(work, prompts))
+    selection = _select(work, prompts)
+    orders = list(shard_orders(work, prompts, selection.rows))
     shards = find_shards(store, work.folder, [order.index for order in orders])
     missing = [order for order in orders if order.index not in shards]
     num_found = len(shards)
@@ -81,7 +89,7 @@ def _make(
             else:
                 progress(samples=1, tokens=event.tokens)
     whole = _all_of(orders, shards)
-    outcome = {"next_position": work.identity["start"] + work.identity["batch_size"]}
+    outcome = {"next_positions": selection.next_positions}
     provenance = {
         "ledger": write_ledger(store, work.folder, entries),
         "made": len(entries),
@@ -90,17 +98,24 @@ def _make(
     return Product(whole, outcome, _metrics(store, work.folder, whole), provenance)
 
 
-def shard_orders(work: Work, prompts: PromptSet) -> Iterator[ShardOrder]:
-    """The shards of an iteration, sample by sample, before anything is sampled."""
+def _select(work: Work, prompts: PromptSet) -> Selection:
     identity = work.identity
-    chosen = select(
-        len(prompts),
+    return select(
+        prompts.num_rows,
+        identity["weights"],
         identity["seed"],
         identity["start"],
         identity["batch_size"],
         identity["shuffle"],
     )
-    rows = list(prompts.take([selected.row for selected in chosen]))
+
+
+def shard_orders(
+    work: Work, prompts: PromptSet, chosen: Sequence[Selected]
+) -> Iterator[ShardOrder]:
+    """The shards of an iteration, sample by sample, before anything is sampled."""
+    identity = work.identity
+    rows = list(prompts.take(chosen))
     per_shard = identity["prompts_per_shard"]
     for index, first in enumerate(range(0, len(chosen), per_shard)):
         groups = range(first, min(first + per_shard, len(chosen)))
@@ -118,11 +133,12 @@ def _sample(
     # By place and not by text: the same prompt may stand in the data twice.
     group_id = f"{work.iteration:06d}-{group:05d}"
     sample_id = f"{group_id}-{k:03d}"
-    position = work.identity["start"] + group
+    position = sum(work.identity["start"]) + group
     return {
         "sample_id": sample_id,
         "group_id": group_id,
         "prompt_id": prompt["prompt_id"],
+        "source": prompt["source"],
         "row": prompt["row"],
         "epoch": epoch,
         "sample_index": k,

@@ -18,6 +18,7 @@ EXECUTION = {
     "model",  # its files enter keys by their digest
     "iterations",  # enters an update's key where a learning rate falls towards the end
     "data.path",  # its rows enter keys by their digest
+    "data.sources[].path",  # the same
     "rollout.gpu_memory",
     "rollout.max_sequences",
     "score.rewards[].fn",  # its source enters keys by its digest
@@ -46,7 +47,7 @@ CONFIG = make_config(
     {
         "model": "models/tiny",
         "iterations": 3,
-        "data": {"path": "data/prompts.jsonl"},
+        "data": {"sources": [{"path": "sums.jsonl"}, {"path": "products.jsonl", "weight": 3}]},
         "score": {"rewards": [{"fn": "my_rewards:exact"}, {"fn": "my_rewards:short", "weight": 2}]},
     },
     [],

@@ -62,7 +62,7 @@ def test_verify_names_the_file_that_is_not_what_its_manifest_says(run, name):
 def test_verify_names_a_manifest_that_was_edited(run):
     store, rollout, _ = run
     path = Path(store.locate(f"{rollout.folder}/manifest.json"))
-    path.write_text(path.read_text().replace('"next_position": 6', '"next_position": 7'))
+    path.write_text(path.read_text().replace('"stage_version": 1', '"stage_version": 2'))
     problems = verify(store).problems
     assert any(rollout.folder in problem and "content digest" in problem for problem in problems)
     assert any("its input rollout" in problem for problem in problems)

@@ -75,18 +75,20 @@ def make_prompts(store: Store) -> Ref:
     work = prompt_work(DataConfig(path="prompts.jsonl"), "d" * 64, "e" * 64, 64)
     table = pa.Table.from_pylist(PROMPTS, schema=schemas.PROMPTS)
     shards = [write_shard(store, work.folder, 0, table)]
-    return commit(store, work, shards, ledger_of(store, work, 3), outcome={"rows": 3, "skipped": 0})
+    return commit(
+        store, work, shards, ledger_of(store, work, 3), outcome={"rows": [3], "skipped": [0]}
+    )
 
 
 def make_rollout(store: Store, prompts: Ref, policy: Ref) -> Ref:
     data = DataConfig(path="prompts.jsonl", batch_size=2)
     config = RolloutConfig(samples_per_prompt=2, max_new_tokens=3, stop=["\n", "☃"])
-    work = rollout_work(1, data, config, 7, prompts, policy, 0)
+    work = rollout_work(1, data, config, 7, prompts, policy, [])
     rows = [rollout_row(index) for index in range(len(SAMPLES))]
     tables = [pa.Table.from_pylist(rows[i : i + 2], schema=schemas.ROLLOUTS) for i in (0, 2)]
     shards = [write_shard(store, work.folder, i, table) for i, table in enumerate(tables)]
     metrics = {"rollout/samples": 4, "rollout/response_length_mean": 1.75, "rollout/none": None}
-    outcome = {"next_position": 2}
+    outcome = {"next_positions": [2]}
     ledger = ledger_of(store, work, 4)
     return commit(store, work, shards, ledger, outcome=outcome, metrics=metrics)
 
