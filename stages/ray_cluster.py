@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from stages.workers import Actor, Done, Placement, Stream, WorkerDiedError, worker_class
+from stages.workers import Actor, Done, Pending, Placement, Stream, WorkerDiedError, worker_class
 
 # Ray's own floor is 75 MB; weights travel through it once an iteration.
 _STORE_FLOOR = 256 << 20
@@ -100,6 +100,14 @@ class RayCluster:
             num_cpus=0, num_gpus=place.gpus, max_restarts=0
         )
         return [RayActor(remote.remote(worker, env, *_refs(arguments))) for arguments in args]
+
+    def gather(self, calls: Sequence[Pending]) -> list[Any]:
+        refs = [call.ref for call in calls if isinstance(call, RayPending)]
+        waiting = refs
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1)
+            _get(ready[0])
+        return [_get(ref) for ref in refs]
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         waiting = [stream.generator for stream in streams if isinstance(stream, RayStream)]

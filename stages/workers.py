@@ -59,6 +59,10 @@ class Cluster(Protocol):
         By name, so that the driver imports none of what its workers do.
         """
 
+    def gather(self, calls: Sequence[Pending]) -> list[Any]:
+        """The calls' values, in order. Raises as soon as one of them fails: the others may be
+        waiting for it, as ranks do that meet in a collective."""
+
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         """What the streams yield, in the order in which it comes."""
 
@@ -128,6 +132,9 @@ class LocalCluster:
         os.environ.update(place.env)
         cls = worker_class(worker)
         return [LocalActor(cls(*_values(arguments))) for arguments in args]
+
+    def gather(self, calls: Sequence[Pending]) -> list[Any]:
+        return [call.result() for call in calls]
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         for stream in streams:

@@ -46,7 +46,7 @@ class Engines:
         self.start()
         with dropping_the_dead(self):
             loads = [actor.submit("load", policy, weights) for actor in self._actors]
-            seconds = max(load.result() for load in loads)
+            seconds = max(self._cluster.gather(loads))
         self._held = policy
         return float(seconds)
 

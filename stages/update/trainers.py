@@ -133,8 +133,8 @@ class Trainers:
         """Call every rank; the result is rank 0's. A failure anywhere ends the group: it can't
         be healed, and its state is of no known version."""
         try:
-            pending = [actor.submit(method, *args) for actor in self._actors]
-            results = [call.result() for call in pending]  # all of them: any may have failed
+            calls = [actor.submit(method, *args) for actor in self._actors]
+            results = self._cluster.gather(calls)
         except Exception:
             self.drop()
             raise

@@ -18,7 +18,7 @@ from stages.update.schedule import learning_rate
 from stages.update.snapshot import read_tensors
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder
 from stages.update.trainers import Trainers, policy_work
-from stages.workers import LocalCluster, Placement
+from stages.workers import LocalCluster, Placement, WorkerDiedError
 
 pytestmark = pytest.mark.real
 
@@ -164,6 +164,17 @@ def test_replay_from_an_older_snapshot_gives_the_same_digest(ray, folder, tmp_pa
         np.testing.assert_allclose(packed[name][1], array, atol=2e-5, rtol=0, err_msg=name)
     trainers.drop()
     fresh.drop()
+
+
+def test_group_that_loses_a_rank_before_it_meets_fails_at_once(ray, folder, tmp_path):
+    trainers = Trainers(ray, spec_of(folder), 2, Placement())
+    trainers.start()
+    trainers._actors[1].kill()
+    # Rank 0 waits for rank 1 for half an hour: whoever waits for rank 0 alone waits with it.
+    with pytest.raises(WorkerDiedError):
+        trainers.bring_to(Store(str(tmp_path)), [])
+    assert trainers.bring_to(Store(str(tmp_path)), []) == 0
+    trainers.drop()
 
 
 def test_replay_of_an_update_that_does_not_fit_its_digest_is_refused(ray, folder, tmp_path):
