@@ -36,7 +36,7 @@ def commit_iteration(
     rows = [_row(rng, iteration, g, k) for g in range(groups) for k in range(per_group)]
     table = pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS)
     inputs = {"policy": Ref("model", "0" * 64)}
-    work = Work("rollouts", "rollout", 1, iteration, {"start": 0}, inputs)
+    work = Work("rollouts", "rollout", 1, iteration, {"start": 0, "max_new_tokens": 8}, inputs)
     rollout = commit(store, work, table, outcome={"next_positions": [groups]})
     scores = []
     for index, row in enumerate(rows):
@@ -50,7 +50,7 @@ def commit_iteration(
             }
         )
     scored = pa.Table.from_pylist(scores, schema=scores_schema([]))
-    work = Work("scores", "score", 1, iteration, {}, {"rollout": rollout.ref})
+    work = Work("scores", "score", 1, iteration, {"rewards": []}, {"rollout": rollout.ref})
     return rollout, commit(store, work, scored)
 
 
