@@ -82,24 +82,20 @@ def compute_advantages(
     batch = make_batch(scored, config, plain_S, penalty_S, kl, kl_coef)
     estimate = _checked(find_estimator(config.advantage).estimate(batch), batch, config.advantage)
     without_spread = zero_spread_groups(scored.groups, plain_S)
-    weights_S = kept_S.astype(np.float64)
-    if config.overlong == "filter":
-        weights_S[scored.was_truncated_S] = 0
-    if config.zero_spread == "drop":
-        for members in without_spread:
-            weights_S[members] = 0
+    weights_S = _weights(scored, config, kept_S, without_spread)
     advantages = [
         a * (mask != 0) * weight
         for a, mask, weight in zip(estimate.advantages, scored.masks, weights_S, strict=True)
     ]
-    reward_kl = _mean(np.array([part.sum() for part in kl])[kept_S]) if kl is not None else None
     metrics: dict[str, float | None] = {
         **_statistics(advantages, scored.masks, weights_S),
         "update/null_samples": float((~kept_S).sum()),
         "update/zero_spread_groups": float(len(without_spread)),
         "update/overlong_share": float((scored.was_truncated_S | (penalty_S < 0)).mean()),
     }
+    reward_kl = None
     if kl is not None:
+        reward_kl = _mean(_sums(kl, len(kl))[kept_S])
         metrics |= {"update/reward_kl": reward_kl, "update/reward_kl_coef": kl_coef}
     returns = None if estimate.returns is None else list(estimate.returns)
     return Advantages(advantages, returns, weights_S, reward_kl, metrics)
@@ -146,6 +142,22 @@ def make_batch(
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
+
+
+def _weights(
+    scored: Scored,
+    config: UpdateConfig,
+    kept_S: np.ndarray,
+    without_spread: Sequence[np.ndarray],
+) -> np.ndarray:
+    """1 for samples that are to teach, else 0, (S,)."""
+    weights_S = kept_S.astype(np.float64)
+    if config.overlong == "filter":
+        weights_S[scored.was_truncated_S] = 0
+    if config.zero_spread == "drop":
+        for members in without_spread:
+            weights_S[members] = 0
+    return weights_S
 
 
 def overlong_buffer(config: UpdateConfig, max_new_tokens: int) -> int:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contract import StageError
-from stages.update.batch import Batch, Estimate, discounted_sums, group_indices, whitened
+from stages.update.batch import (
+    Batch,
+    Estimate,
+    discounted_sums,
+    group_indices,
+    has_spread,
+    whitened,
+)
 from stages.user_code import is_import_path, load_function
 
 Estimating = Callable[[Batch], Estimate]
@@ -92,13 +99,11 @@ def opo(batch: Batch) -> Estimate:
     variance, where the gradient's squared norm is proportional to the length.
     """
     lengths_S = batch.sampled_lengths()
-    advantages_S = np.full(len(batch.rewards_S), np.nan)
+    advantages_S = np.zeros(len(batch.rewards_S))
     for known in _known_groups(batch.groups, batch.rewards_S):
         rewards, lengths = batch.rewards_S[known], lengths_S[known]
-        # A shift changes no difference, and equal rewards then give exactly 0.
-        shifted = rewards - rewards.min()
-        if lengths.sum() > 0:
-            advantages_S[known] = shifted - (lengths * shifted).sum() / lengths.sum()
+        if has_spread(rewards) and lengths.sum() > 0:
+            advantages_S[known] = rewards - (lengths * rewards).sum() / lengths.sum()
     return batch.per_sample(advantages_S)
 
 
@@ -207,9 +212,8 @@ def _by_group(
     advantages_S = np.full(len(rewards_S), np.nan)
     for known in _known_groups(groups, rewards_S):
         rewards = rewards_S[known]
-        # By equality: the mean of equal numbers need not round to them.
-        has_spread = rewards.min() != rewards.max()
-        advantages_S[known] = rule(rewards) if has_spread else 0.0
+        # The mean of equal numbers need not round to them, nor their deviation to 0.
+        advantages_S[known] = rule(rewards) if has_spread(rewards) else 0.0
     return advantages_S
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.update.batch import group_indices
+from stages.update.batch import group_indices, has_spread
 
 # Ziegler et al. bound what one iteration says about the KL.
 _ERROR_LIMIT = 0.2
@@ -95,6 +95,6 @@ def zero_spread_groups(groups: Sequence[str], rewards_S: np.ndarray) -> list[np.
     found = []
     for indices in group_indices(groups):
         known = rewards_S[indices][~np.isnan(rewards_S[indices])]
-        if len(known) and known.min() == known.max():
+        if len(known) and not has_spread(known):
             found.append(indices)
     return found
