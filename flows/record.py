@@ -20,7 +20,7 @@ from flows.revisions import (
     write_revision,
 )
 from flows.session import Session
-from stages.update.presets import without_preset
+from stages.update.config import UpdateConfig
 
 
 def open_run(plan: Plan, allow_change: bool = False) -> Run:
@@ -55,7 +55,7 @@ def config_of(url: str, overrides: Sequence[str]) -> Config:
     values = located(record["config"], url)
     if any(override.startswith("update.algorithm=") for override in overrides):
         # What the run's own algorithm had set is for the new one to set.
-        values = {**values, "update": without_preset(values["update"])}
+        values = {**values, "update": UpdateConfig(**values["update"]).own_values()}
     return make_config(values, overrides, f"{url}/run.json")
 
 

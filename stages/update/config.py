@@ -90,6 +90,11 @@ class UpdateConfig(Section):
             )
         return value
 
+    def own_values(self) -> dict[str, Any]:
+        """The fields that neither the preset nor a default explains, as JSON values."""
+        given = type(self)(algorithm=self.algorithm).model_dump(mode="json")
+        return {k: v for k, v in self.model_dump(mode="json").items() if v != given[k]}
+
     def function_paths(self) -> dict[str, str]:
         """Field to import path, where it names the user's own function."""
         values = {name: getattr(self, name) for name in FUNCTION_FIELDS}

@@ -4,7 +4,6 @@ A field that the user sets wins; one that neither sets has the default of ``conf
 preset is a row here.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,22 +35,23 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clip_low": 3e-4,
         "clip_high": 4e-4,
     },
-    # MiniMax-M1, arXiv:2506.13585, section 3.1; it gives no ceiling, and the ratio's of 5 is that
-    # of The Art of Scaling RL Compute, arXiv:2510.13786.
+    # MiniMax-M1, arXiv:2506.13585, section 3.1: no floor. It gives no ceiling; that of 5 is from
+    # The Art of Scaling RL Compute, arXiv:2510.13786.
     "cispo": {
         "advantage": "grpo",
         "loss": "cispo",
         "loss_aggregation": "token_mean",
+        "clip_low": 1.0,
         "clip_high": 4.0,
         "kl_coef": 0.0,
     },
-    # Geometric-Mean Policy Optimization, arXiv:2507.20673: ratios from exp(-0.4) to exp(0.4).
+    # Geometric-Mean Policy Optimization, arXiv:2507.20673: log-ratios from -0.4 to 0.4.
     "gmpo": {
         "advantage": "grpo",
         "loss": "gmpo",
         "loss_aggregation": "sequence_mean",
-        "clip_low": -math.expm1(-0.4),
-        "clip_high": math.expm1(0.4),
+        "clip_low": 0.4,
+        "clip_high": 0.4,
     },
     # Soft Adaptive Policy Optimization, arXiv:2511.20347.
     "sapo": {"advantage": "grpo", "loss": "sapo", "loss_aggregation": "sequence_mean"},
@@ -103,12 +103,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` of an update section, and what its algorithm sets beside them."""
     return {**_preset_of(values), **values}
-
-
-def without_preset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` less those that are what its algorithm sets: what another one may set anew."""
-    preset = _preset_of(values)
-    return {k: v for k, v in values.items() if k not in preset or preset[k] != v}
 
 
 def preset_rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
