@@ -66,10 +66,8 @@ class Advantages:
     metrics: dict[str, float | None] = field(default_factory=dict)
 
 
-def compute_advantages(
-    scored: Scored, config: UpdateConfig, on_null: str, kl_coef: float
-) -> Advantages:
-    """Advantages and weights of all samples. ``kl_coef``: weight of the KL in the reward, now.
+def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Advantages:
+    """Advantages and weights of all samples. ``config.reward_kl_coef`` is that of the iteration.
 
     Raises:
         StageError: the estimator gave something else than finite numbers, one a token.
@@ -77,9 +75,9 @@ def compute_advantages(
     plain_S = scored.rewards_S + _sums(scored.token_rewards, len(scored.rewards_S))
     kept_S = kept_by_null_policy(scored.groups, plain_S, on_null)
     plain_S = np.where(kept_S, plain_S, np.nan)
-    kl = _token_kls(scored) if kl_coef > 0 else None
+    kl = _token_kls(scored) if config.reward_kl_coef > 0 else None
     penalty_S = _length_penalty(scored, config)
-    batch = make_batch(scored, config, plain_S, penalty_S, kl, kl_coef)
+    batch = make_batch(scored, config, plain_S, penalty_S, kl)
     estimate = _checked(find_estimator(config.advantage).estimate(batch), batch, config.advantage)
     without_spread = zero_spread_groups(scored.groups, plain_S)
     weights_S = _weights(scored, config, kept_S, without_spread)
@@ -96,7 +94,7 @@ def compute_advantages(
     reward_kl = None
     if kl is not None:
         reward_kl = _mean(_sums(kl, len(kl))[kept_S])
-        metrics |= {"update/reward_kl": reward_kl, "update/reward_kl_coef": kl_coef}
+        metrics |= {"update/reward_kl": reward_kl, "update/reward_kl_coef": config.reward_kl_coef}
     returns = None if estimate.returns is None else list(estimate.returns)
     return Advantages(advantages, returns, weights_S, reward_kl, metrics)
 
@@ -107,7 +105,6 @@ def make_batch(
     plain_S: np.ndarray,
     penalty_S: np.ndarray,
     kl: Sequence[np.ndarray] | None,
-    kl_coef: float,
 ) -> Batch:
     """What the estimator sees. ``plain_S``: rewards without penalties, NaN where dropped."""
     outcomes_S = np.where(np.isnan(plain_S), 0.0, scored.rewards_S) + penalty_S
@@ -118,8 +115,8 @@ def make_batch(
         if scored.token_rewards is not None:
             dense = at_sampled(scored.token_rewards[i], mask)
         if kl is not None:
-            dense = dense - kl_coef * kl[i]
-            rewards_S[i] -= kl_coef * kl[i].sum()
+            dense = dense - config.reward_kl_coef * kl[i]
+            rewards_S[i] -= config.reward_kl_coef * kl[i].sum()
         is_known = not np.isnan(plain_S[i])
         token_rewards.append(with_outcome(dense, outcomes_S[i], mask) * is_known)
     components = list(scored.components)

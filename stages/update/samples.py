@@ -50,12 +50,7 @@ class Samples:
 
 
 def read_samples(
-    store: Store,
-    rollout: Ref,
-    scores: Ref,
-    config: UpdateConfig,
-    on_null: str,
-    reward_kl_coef: float = 0.0,
+    store: Store, rollout: Ref, scores: Ref, config: UpdateConfig, on_null: str
 ) -> Samples:
     """Read and join the two committed inputs of an update.
 
@@ -71,7 +66,7 @@ def read_samples(
     _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards"))
     _check_finite(scores.path, table)
     scored = _scored(rolled, rollout_manifest, table, scores_manifest)
-    made = compute_advantages(scored, config, on_null, reward_kl_coef)
+    made = compute_advantages(scored, config, on_null)
     return Samples(
         ids=rolled["sample_id"].to_pylist(),
         groups=list(scored.groups),

@@ -29,7 +29,7 @@ def deviation(numbers, freedom):
 
 def all_one(numbers):
     """Whether they are one number on paper."""
-    return max(numbers) - min(numbers) <= 1e-12 * max(map(abs, numbers))
+    return max(numbers) - min(numbers) <= max(1e-12 * max(map(abs, numbers)), 1e-150)
 
 
 def siblings(samples, sample):

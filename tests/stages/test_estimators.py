@@ -175,6 +175,11 @@ def test_null_samples_stand_outside_the_batch_that_is_whitened():
     assert whole == [[-1, -1], [1, 1], [0] * 50]
 
 
+def test_numbers_too_small_to_square_have_no_spread():
+    assert whitened(np.array([0.0, 1e-200])).tolist() == [0, 0]
+    assert firsts("grpo", batch_of([0.0, 1e-200])) == [0, 0]
+
+
 def test_maxrl_refuses_rewards_below_0():
     with pytest.raises(StageError, match="there is a reward of -1"):
         ESTIMATORS["maxrl"].estimate(batch_of([1, -1]))

@@ -40,15 +40,15 @@ def scored(rewards, groups=None, masks=None, **options):
     )
 
 
-def made(samples, on_null="drop_sample", kl_coef=0.0, **fields):
-    return compute_advantages(samples, UpdateConfig(**fields), on_null, kl_coef)
+def made(samples, on_null="drop_sample", **fields):
+    return compute_advantages(samples, UpdateConfig(**fields), on_null)
 
 
 def rows(result):
     return [row.tolist() for row in result.advantages]
 
 
-def seen_by_estimator(monkeypatch, samples, kl_coef=0.0, **fields):
+def seen_by_estimator(monkeypatch, samples, **fields):
     """The batch that an estimator gets."""
     batches = []
 
@@ -57,9 +57,7 @@ def seen_by_estimator(monkeypatch, samples, kl_coef=0.0, **fields):
         return batch.per_sample(batch.rewards_S)
 
     monkeypatch.setitem(ESTIMATORS, "reinforce", Estimator(keep))
-    compute_advantages(
-        samples, UpdateConfig(advantage="reinforce", **fields), "drop_sample", kl_coef
-    )
+    compute_advantages(samples, UpdateConfig(advantage="reinforce", **fields), "drop_sample")
     return batches[0]
 
 
@@ -119,7 +117,7 @@ def test_kl_in_the_reward_is_k1_of_the_sampler_on_sampled_tokens():
         sampler=[np.array([-1.0, -7.0, -2.0], np.float32), np.array([-50.0], np.float32)],
         reference=[np.array([-2.0, -1.0, -2.5], np.float32), np.array([-1.0], np.float32)],
     )
-    result = made(samples, kl_coef=0.1, advantage="reinforce")
+    result = made(samples, reward_kl_coef=0.1, advantage="reinforce")
     # k1 is 1 and 0.5: -0.1 - 0.05 + 1 from the first token on, -0.05 + 1 from the last.
     np.testing.assert_allclose(result.advantages[0], [0.85, 0, 0.95], atol=1e-12)
     assert result.reward_kl == 1.5
@@ -131,7 +129,7 @@ def test_kl_in_the_reward_is_k1_of_the_sampler_on_sampled_tokens():
 
 def test_kl_in_the_reward_without_reference_logprobs_is_refused():
     with pytest.raises(StageError, match="no reference log-probs"):
-        made(scored([1.0]), kl_coef=0.1)
+        made(scored([1.0]), reward_kl_coef=0.1)
 
 
 @pytest.mark.parametrize(

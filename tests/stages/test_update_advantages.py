@@ -136,7 +136,7 @@ def test_user_estimator_by_path_decides_the_committed_advantages(store, folder, 
     config = UpdateConfig(advantage=f"{tmp_path}/mine.py:length", **TRAINED)
     (update,) = train(store, folder, config, 1, nulls=1)
     assert update.manifest.functions.keys() == {"advantage"}
-    assert update.manifest.identity["advantage"] == "length"
+    assert update.manifest.identity["advantage"] == ":length"
     rollout, scores = handmade.commit_iteration(store, 1, groups=3, nulls=1)
     samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
     rows = advantages_of(store, update)
@@ -163,6 +163,30 @@ def test_update_key_follows_the_source_of_a_user_estimator_and_not_its_place(sto
     assert work_of(1, UpdateConfig(), rollout, scores).key != here
 
 
+def test_replay_with_a_user_estimator_takes_the_source_that_was_or_none(store, folder, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(LENGTH)
+    config = UpdateConfig(advantage=f"{mine}:length", **TRAINED)
+    history = train(store, folder, config, 2)
+    # The run goes on with another estimator; its past is still made by this one.
+    spec = TrainerSpec(folder, UpdateConfig(**TRAINED), "drop_sample", 1.0, 9, "float32")
+    assert Trainers(LocalCluster(), spec, 1, Placement()).bring_to(store, history) == 2
+    mine.write_text(LENGTH.replace("2.5", "2.0"))
+    with pytest.raises(StageError, match=r"update.advantage .*mine.py:length has another source"):
+        Trainers(LocalCluster(), spec, 1, Placement()).bring_to(store, history)
+    mine.unlink()
+    with pytest.raises(StageError, match=r"has another source|does not exist"):
+        Trainers(LocalCluster(), spec, 1, Placement()).bring_to(store, history)
+
+
+def test_user_estimator_named_like_one_of_ours_is_still_the_users(store, folder, tmp_path):
+    (tmp_path / "own.py").write_text(LENGTH.replace("def length", "def grpo"))
+    history = train(store, folder, UpdateConfig(advantage=f"{tmp_path}/own.py:grpo", **TRAINED), 1)
+    ours = train(Store(str(tmp_path / "ours")), folder, UpdateConfig(**TRAINED), 1)
+    assert history[0].manifest.key != ours[0].manifest.key
+    assert advantages_of(store, history[0])[0]["advantage"] % 1 == 0.5
+
+
 def test_user_estimator_that_returns_something_else_ends_the_update_in_a_sentence(
     store, folder, tmp_path
 ):
@@ -176,7 +200,7 @@ def test_token_level_advantages_are_committed_token_by_token(store, folder):
     config = UpdateConfig(advantage="reinforce_pp", reward_kl_coef=0.1, **TRAINED)
     (update,) = train(store, folder, config, 1, nulls=1)
     rollout, scores = handmade.commit_iteration(store, 1, groups=3, nulls=1)
-    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample", 0.1)
+    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
     rows = advantages_of(store, update)
     for row, tokens in zip(rows[:-1], samples.advantages, strict=False):
         if len(tokens) > 1:
