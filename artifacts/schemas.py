@@ -8,6 +8,7 @@ import pyarrow as pa
 ROWS_VERSION = 1
 _INTS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
+_DOUBLES = pa.list_(pa.float64())
 
 
 def _schema(kind: str, columns: list[tuple[str, pa.DataType, str]]) -> pa.Schema:
@@ -57,9 +58,11 @@ ADVANTAGES = _schema(
     "advantages",
     [
         ("sample_id", pa.string(), "the sample"),
-        ("advantage", pa.float64(), "null where the sample was left out"),
+        ("advantage", pa.float64(), "mean of its sampled tokens; null where it was left out"),
         ("weight", pa.float64(), "1 where the sample entered the step's counts, else 0"),
         ("step", pa.int64(), "the optimizer step that used it, from 1 over the whole run"),
+        ("token_advantages", _DOUBLES, "one a response token where they differ, else null"),
+        ("token_returns", _DOUBLES, "what the critic learns, one a response token, else null"),
     ],
 )
 
@@ -106,5 +109,6 @@ def scores_schema(rewards: list[str]) -> pa.Schema:
         ("reward", pa.float64(), "weighted sum; null when a component is"),
         ("error", pa.string(), "JSON record of what a reward function raised, else null"),
         ("reference_logprobs", _FLOATS, "log-probs under the reference model, else null"),
+        ("token_rewards", _DOUBLES, "added per token, else null"),
     ]
     return _schema("scores", columns)

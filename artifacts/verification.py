@@ -112,7 +112,8 @@ def _rollouts(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Itera
 def _scores(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Iterator[str]:
     table = pa.concat_tables(tables)
     for name in table.column_names:
-        if name.startswith("reward") and not _all_finite(table[name]):
+        is_reward = name.startswith("reward") or name == "token_rewards"
+        if is_reward and not _all_finite(table[name]):
             yield f"{name} holds NaN or an infinity"
     try:
         source = manifest.inputs["rollout"]
@@ -126,13 +127,16 @@ def _scores(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Iterato
 
 def _update(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Iterator[str]:
     for table in tables:
-        if "advantage" in table.column_names and not _all_finite(table["advantage"]):
-            yield "advantage holds NaN or an infinity"
+        for name in table.column_names:
+            is_read = name in ("advantage", "token_advantages", "token_returns")
+            if is_read and not _all_finite(table[name]):
+                yield f"{name} holds NaN or an infinity"
 
 
 def _all_finite(column: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether every value that is not null is finite."""
-    return pc.all(pc.is_finite(column)).as_py() is not False
+    """Whether every value that is not null is finite, those in lists too."""
+    values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    return pc.all(pc.is_finite(values)).as_py() is not False
 
 
 INVARIANTS: dict[str, Invariant] = {"rollouts": _rollouts, "scores": _scores, "update": _update}

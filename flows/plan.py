@@ -1,7 +1,7 @@
 """What a configuration comes to, and whether it can work: before anything heavy loads."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.keys import canonical, key_of
@@ -9,6 +9,11 @@ from flows.config import Config, UserError
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
+from stages.update.advantages import overlong_buffer
+from stages.update.estimators import ESTIMATORS, Estimator, find_estimator
+from stages.update.presets import preset_rows
+from stages.update.run import function_digests
+from stages.update.shaping import keeps_kl_coef_positive
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Plan:
     tokenizer_digest: str
     data_digest: str
     functions: dict[str, str]
+    update_functions: dict[str, str] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -31,7 +37,7 @@ class Plan:
     @property
     def needs_reference(self) -> bool:
         """Whether anything reads log-probs of a reference model."""
-        return self.config.update.kl_coef > 0
+        return max(self.config.update.kl_coef, self.config.update.reward_kl_coef) > 0
 
     def identity(self) -> dict[str, Any]:
         """All that determines the run's numbers, as JSON values."""
@@ -41,6 +47,7 @@ class Plan:
             "tokenizer_digest": self.tokenizer_digest,
             "data_digest": self.data_digest,
             "functions": self.functions,
+            "update_functions": self.update_functions,
             # A learning rate that falls towards the end of the run depends on where that is.
             "total_steps": None
             if self.config.update.lr_schedule == "constant"
@@ -94,8 +101,9 @@ class Plan:
             (
                 "reference model",
                 "loaded" if self.needs_reference else "not loaded",
-                "update.kl_coef > 0",
+                "update.kl_coef > 0 or update.reward_kl_coef > 0",
             ),
+            *preset_rows(config.update.model_dump()),
         ]
 
 
@@ -107,6 +115,7 @@ def make_plan(config: Config) -> Plan:
     """
     try:
         check_sizes(config)
+        check_advantage(config)
         limit = prompt_limit(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)
@@ -120,6 +129,7 @@ def make_plan(config: Config) -> Plan:
             tokenizer_digest=tokenizer_digest(config.model),
             data_digest=digest,
             functions=functions,
+            update_functions=function_digests(config.update),
         )
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
@@ -136,6 +146,7 @@ def plan_of_record(record: dict[str, Any]) -> Plan:
         tokenizer_digest=identity["tokenizer_digest"],
         data_digest=identity["data_digest"],
         functions=identity["functions"],
+        update_functions=identity["update_functions"],
     )
 
 
@@ -155,13 +166,65 @@ def check_sizes(config: Config) -> None:
             f"resources.rollout.engines {engines} is more than an iteration's {shards} shards: "
             f"take fewer engines, or rollout.prompts_per_shard {max(1, prompts // engines)}"
         )
-    if config.rollout.samples_per_prompt == 1 and config.update.algorithm == "grpo":
-        raise UserError(
-            "rollout.samples_per_prompt is 1, and grpo compares the samples of a prompt: "
-            "take 2 or more"
-        )
     if config.store.startswith("memory:"):
         raise UserError("store memory: is seen by one process only: name a folder or a bucket")
+
+
+def check_advantage(config: Config) -> None:
+    """Refuse an estimator without what it needs, and shaping that fits no estimator or length."""
+    update, rollout = config.update, config.rollout
+    estimator = find_estimator(update.advantage)
+    if estimator.needs_critic:
+        raise UserError(
+            f"update.advantage {update.advantage} needs a critic, and there is none yet: "
+            "take update.algorithm=grpo or rloo, or another that needs none"
+        )
+    if rollout.samples_per_prompt == 1:
+        if estimator.compares_group:
+            raise UserError(
+                f"rollout.samples_per_prompt is 1, and {update.advantage} compares the samples of "
+                "a prompt: take 2 or more"
+            )
+        if update.zero_spread == "drop":
+            raise UserError(
+                "rollout.samples_per_prompt is 1, and update.zero_spread=drop leaves out groups "
+                "of equal rewards: all of them; take 2 or more, or keep them"
+            )
+    if update.gamma < 1 and not estimator.discounts and update.advantage in ESTIMATORS:
+        raise UserError(
+            f"update.gamma is {update.gamma:g}, and {update.advantage} does not discount: take "
+            f"gamma 1, or one of {', '.join(n for n, e in ESTIMATORS.items() if e.discounts)}"
+        )
+    if overlong_buffer(update, rollout.max_new_tokens) > rollout.max_new_tokens:
+        raise UserError(
+            f"update.overlong_buffer_tokens {update.overlong_buffer_tokens} is more than "
+            f"rollout.max_new_tokens {rollout.max_new_tokens}: take a part of it"
+        )
+    check_reward_kl(config, estimator)
+
+
+def check_reward_kl(config: Config, estimator: Estimator) -> None:
+    """Refuse a KL in the reward that can have no effect, or whose coefficient can't adapt."""
+    update = config.update
+    if update.reward_kl_coef > 0 and estimator.normalizes_components:
+        raise UserError(
+            f"update.reward_kl_coef is {update.reward_kl_coef:g}, and {update.advantage} gives "
+            "each part of the reward a scale of its own: take update.kl_coef instead"
+        )
+    if update.reward_kl_target is None:
+        return
+    if update.reward_kl_coef == 0:
+        raise UserError(
+            f"update.reward_kl_target is {update.reward_kl_target:g}, and reward_kl_coef 0 stays "
+            "0 whatever is measured: give the coefficient to start from"
+        )
+    samples = config.data.batch_size * config.rollout.samples_per_prompt
+    if not keeps_kl_coef_positive(samples, update.reward_kl_horizon):
+        raise UserError(
+            f"update.reward_kl_horizon {update.reward_kl_horizon} is too short for an iteration "
+            f"of {samples} samples, which could take the coefficient to 0: take more than "
+            f"{samples // 5}"
+        )
 
 
 def prompt_limit(config: Config) -> int:

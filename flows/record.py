@@ -20,6 +20,7 @@ from flows.revisions import (
     write_revision,
 )
 from flows.session import Session
+from stages.update.config import UpdateConfig
 
 
 def open_run(plan: Plan, allow_change: bool = False) -> Run:
@@ -51,7 +52,11 @@ def config_of(url: str, overrides: Sequence[str]) -> Config:
     record = newest_record(open_store(url)) if url else None
     if record is None:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")
-    return make_config(located(record["config"], url), overrides, f"{url}/run.json")
+    values = located(record["config"], url)
+    if any(override.startswith("update.algorithm=") for override in overrides):
+        # What the run's own algorithm had set is for the new one to set.
+        values = {**values, "update": UpdateConfig(**values["update"]).own_values()}
+    return make_config(values, overrides, f"{url}/run.json")
 
 
 def located(values: dict[str, Any], url: str) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from flows.config import Difference
 from flows.plan import Plan, plan_of_record
 
 _FOLDER = "revisions"
-_STAGE_OF = {"score": "score", "functions": "score", "update": "update", "total_steps": "update"}
+_STAGE_OF = {
+    "score": "score",
+    "functions": "score",
+    "update": "update",
+    "update_functions": "update",
+    "total_steps": "update",
+}
 _FOR_EVER = {"model_digest": "the model", "tokenizer_digest": "the tokenizer"}
 
 

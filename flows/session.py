@@ -220,6 +220,8 @@ class Session:
             self._need(iteration, "rollout"),
             self._need(iteration, "scores"),
             self.history[iteration - 2].ref if iteration > 1 else self.base,
+            self.plan_at(iteration).update_functions,
+            self.history[iteration - 2] if iteration > 1 else None,
         )
 
     def _prompt_work(self, iteration: int) -> Work:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -29,14 +30,22 @@ def commit(store: Store, work: Work, table: pa.Table, **product) -> Committed:
 
 
 def commit_iteration(
-    store: Store, iteration: int, groups: int = 6, per_group: int = 4, nulls: int = 2
+    store: Store,
+    iteration: int,
+    groups: int = 6,
+    per_group: int = 4,
+    nulls: int = 2,
+    change: Callable[[list[dict]], None] = lambda scores: None,
 ) -> tuple[Committed, Committed]:
-    """A rollout and its scores: random tokens, one group without spread, some null rewards."""
+    """A rollout and its scores: random tokens, one group without spread, some null rewards.
+
+    ``change`` gets the score rows before they are written.
+    """
     rng = random.Random(iteration)
     rows = [_row(rng, iteration, g, k) for g in range(groups) for k in range(per_group)]
     table = pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS)
     inputs = {"policy": Ref("model", "0" * 64)}
-    work = Work("rollouts", "rollout", 1, iteration, {"start": 0}, inputs)
+    work = Work("rollouts", "rollout", 1, iteration, {"start": 0, "max_new_tokens": 8}, inputs)
     rollout = commit(store, work, table, outcome={"next_positions": [groups]})
     scores = []
     for index, row in enumerate(rows):
@@ -49,8 +58,9 @@ def commit_iteration(
                 "reference_logprobs": np.array(row["logprobs"], np.float32) - 0.1,
             }
         )
+    change(scores)
     scored = pa.Table.from_pylist(scores, schema=scores_schema([]))
-    work = Work("scores", "score", 1, iteration, {}, {"rollout": rollout.ref})
+    work = Work("scores", "score", 1, iteration, {"rewards": []}, {"rollout": rollout.ref})
     return rollout, commit(store, work, scored)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from stages.settings import Section, execution
+from stages.user_code import is_import_path
 
 
 class RewardSpec(Section):
@@ -18,7 +19,7 @@ class RewardSpec(Section):
     @field_validator("fn")
     @classmethod
     def _has_two_parts(cls, value: str) -> str:
-        if value.count(":") != 1 or not all(value.split(":")):
+        if not is_import_path(value):
             raise ValueError(
                 f"{value!r} is no import path: write module:function or file.py:function"
             )

@@ -5,60 +5,24 @@ A reward is ``def name(text, ground_truth, **row) -> float | None``. ``text`` is
 columns. None abstains: the sample has no reward, which is not a reward of 0.
 """
 
-import importlib
-import importlib.util
 import json
 import math
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from artifacts.keys import key_of, source_digest
+from artifacts.keys import source_digest
 from stages.score.config import RewardSpec
+from stages.user_code import load_function
 
 Reward = Callable[..., float | None]
 
 
 def load_reward(path: str) -> Reward:
-    """The function at ``module:name`` or ``file.py:name``.
-
-    Raises:
-        ValueError: there is none; the message says what was looked for.
-    """
-    place, name = path.split(":")
-    try:
-        module = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except ImportError as error:
-        raise ValueError(f"reward {path!r} can't be imported: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        have = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and n[0] != "_"))
-        raise ValueError(f"reward {path!r}: {place} has no function {name!r}; it has {have}")
-    return function
-
-
-def _module_of_file(place: str) -> ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise ValueError(f"reward file {place!r} does not exist: check the path")
-    name = f"ratchet_reward_{key_of(str(path))[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ValueError(f"reward file {place!r} fails on import: {error!r}") from error
-    return module
+    """The function at ``module:name`` or ``file.py:name``. Raises ValueError: there is none."""
+    return load_function(path, "reward")
 
 
 def reward_digests(specs: Sequence[RewardSpec]) -> dict[str, str]:

@@ -74,6 +74,7 @@ class ScoreWorker:
         columns["reference_logprobs"] = (
             [None] * len(rows) if self._reference is None else self._reference.logprobs(rows)
         )
+        columns["token_rewards"] = [None] * len(rows)
         return pa.Table.from_pydict(columns, schema=scores_schema(names))
 
     def _entry(self, index: int, start: float, shard: Shard) -> dict[str, Any]:

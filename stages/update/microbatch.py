@@ -73,7 +73,7 @@ class MicroBatch:
             packed=pack([samples.sequences[i] for i in members], device),
             scale_N=repeated([weight.get(i, 0.0) for i in members]) * mask_N,
             mask_N=mask_N,
-            advantages_N=repeated([float(samples.advantages_S[i]) for i in members]),
+            advantages_N=tokens([samples.advantages[i] for i in members]),
             sampler_N=tokens([samples.sampler_logprobs[i] for i in members]),
             old_N=None if old is None else tokens([old[i] for i in members]),
             reference_N=None if reference is None else tokens([reference[i] for i in members]),

@@ -5,20 +5,24 @@ and the digest of the new weights. The weights themselves are kept in snapshots,
 iterations; those in between are made again from the committed inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from artifacts import schemas
+from artifacts.keys import source_digest
 from artifacts.manifests import Ref
 from artifacts.shards import write_table
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.update.config import UpdateConfig
-from stages.update.trainer_spec import UpdateOrder, UpdateResult
+from stages.update.samples import Samples
+from stages.update.shaping import next_kl_coef
+from stages.update.trainer_spec import UpdateResult
 from stages.update.trainers import Trainers, policy_work
+from stages.user_code import load_function
 
 VERSION = 1
 
@@ -32,21 +36,46 @@ def update_work(
     rollout: Committed,
     scores: Committed,
     policy: Ref,
+    functions: Mapping[str, str] | None = None,
+    before: Committed | None = None,
 ) -> Work:
     """The description of an iteration's update of ``policy``.
 
     Args:
         total_steps: optimizer steps planned over the run; part of the identity only where the
             learning rate falls towards its end.
+        functions: the user's own, config field to source digest.
+        before: the update before it, which says how the KL's coefficient has adapted.
     """
     identity = {
         **update.identity(),
+        "reward_kl_coef": reward_kl_coef(update, before),
         "on_null": on_null,
         "temperature": temperature,
         "total_steps": None if update.lr_schedule == "constant" else total_steps,
     }
     inputs = {"rollout": rollout.ref, "scores": scores.ref, "policy": policy}
-    return Work("update", "update", VERSION, iteration, identity, inputs)
+    return Work("update", "update", VERSION, iteration, identity, inputs, functions or {})
+
+
+def function_digests(update: UpdateConfig) -> dict[str, str]:
+    """Config field to source digest, where it names the user's own function.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    return {
+        name: source_digest(load_function(path, name))
+        for name, path in update.function_paths().items()
+    }
+
+
+def reward_kl_coef(update: UpdateConfig, before: Committed | None) -> float:
+    """Weight of the KL in the reward, in the iteration after the update ``before``."""
+    if update.reward_kl_target is None or before is None:
+        return update.reward_kl_coef
+    # A run that took up its target only now starts from its configuration.
+    return float(before.manifest.outcome.get("next_reward_kl_coef", update.reward_kl_coef))
 
 
 def run(
@@ -72,7 +101,7 @@ def run(
 
 
 def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Progress) -> Product:
-    order = UpdateOrder(work.inputs["rollout"], work.inputs["scores"], work.identity)
+    order = pool.order_of(work)
     result = pool.update(store, order)
     progress(samples=len(result.samples), steps=len(result.steps))
     shards = [
@@ -80,17 +109,37 @@ def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Pro
         write_table(store, work.folder, "steps", steps_table(result)),
         write_table(store, work.folder, "tensors", tensors_table(result)),
     ]
-    outcome = {"policy_version": work.iteration, "weights_digest": result.weights_digest}
+    outcome = {
+        "policy_version": work.iteration,
+        "weights_digest": result.weights_digest,
+        **_adapted(work.identity, result),
+    }
     entries = [_entry(name, seconds, result) for name, seconds in result.seconds.items()]
     provenance = {
         "ledger": write_ledger(store, work.folder, entries),
         "phases": result.seconds,
         "layout": pool.layout,
+        "paths": dict(order.paths),
         "replayed": replayed,
         "made": 1,
         "found": 0,
     }
-    return Product(shards, outcome, step_means(result.steps), provenance)
+    metrics = {**step_means(result.steps), **result.samples.metrics}
+    return Product(shards, outcome, metrics, provenance)
+
+
+def _adapted(identity: Mapping[str, Any], result: UpdateResult) -> dict[str, float]:
+    """The coefficient of the next iteration's KL, where it adapts."""
+    if identity["reward_kl_target"] is None:
+        return {}
+    coef = next_kl_coef(
+        identity["reward_kl_coef"],
+        result.samples.reward_kl,
+        identity["reward_kl_target"],
+        identity["reward_kl_horizon"],
+        len(result.samples),
+    )
+    return {"next_reward_kl_coef": coef}
 
 
 def save_snapshot(store: Store, update: Committed, trainers: Trainers) -> Committed:
@@ -121,16 +170,24 @@ def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
 
 def _advantages(result: UpdateResult) -> pa.Table:
     samples = result.samples
-    used = samples.weights_S > 0
-    columns = {
-        "sample_id": samples.ids,
-        "advantage": [
-            float(a) if u else None for a, u in zip(samples.advantages_S, used, strict=True)
-        ],
-        "weight": samples.weights_S.tolist(),
-        "step": result.step_of_sample,
+    rows = [_advantage_row(samples, i, step) for i, step in enumerate(result.step_of_sample)]
+    return pa.Table.from_pylist(rows, schema=schemas.ADVANTAGES)
+
+
+def _advantage_row(samples: Samples, i: int, step: int) -> dict[str, Any]:
+    is_used = samples.weights_S[i] > 0
+    sampled = samples.advantages[i][samples.loss_masks[i] != 0]
+    differ = len(sampled) > 0 and sampled.min() != sampled.max()
+    # Not the mean of equal numbers, which need not round to them.
+    mean = sampled.mean() if differ else sampled[0] if len(sampled) else 0.0
+    return {
+        "sample_id": samples.ids[i],
+        "advantage": float(mean) if is_used else None,
+        "weight": float(samples.weights_S[i]),
+        "step": step,
+        "token_advantages": samples.advantages[i] if is_used and differ else None,
+        "token_returns": samples.returns[i] if is_used and samples.returns else None,
     }
-    return pa.Table.from_pydict(columns, schema=schemas.ADVANTAGES)
 
 
 def steps_table(result: UpdateResult) -> pa.Table:

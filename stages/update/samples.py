@@ -1,17 +1,19 @@
 """An iteration's samples as the update reads them: rollouts joined with scores and advantages."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.errors import IntegrityError
-from artifacts.manifests import Ref, read_manifest
+from artifacts.manifests import Manifest, Ref, read_manifest
 from artifacts.shards import read_table
 from artifacts.store import Store
-from stages.update.advantages import ADVANTAGES, group_indices, sample_weights
+from stages.update.advantages import Scored, compute_advantages
+from stages.update.batch import Component, group_indices
 from stages.update.config import UpdateConfig
 
 
@@ -21,7 +23,10 @@ class Samples:
 
     Attributes:
         weights_S: 1 where the sample enters the step's counts, else 0.
-        advantages_S: float64, 0 where there is nothing to learn.
+        advantages: float64, 0 where there is nothing to learn.
+        returns: float64, what a critic learns; None without one.
+        reward_kl: the KL in the reward, nats a sample; None where there is none.
+        metrics: of rewards and advantages, for people.
     """
 
     ids: list[str]
@@ -31,7 +36,10 @@ class Samples:
     sampler_logprobs: list[np.ndarray]
     reference_logprobs: list[np.ndarray] | None
     weights_S: np.ndarray
-    advantages_S: np.ndarray
+    advantages: list[np.ndarray]
+    returns: list[np.ndarray] | None = None
+    reward_kl: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,28 +56,33 @@ def read_samples(
 
     Raises:
         IntegrityError: they don't hold the same samples, or a column doesn't fit another.
+        StageError: no advantages can be made of them.
     """
-    rolled = _read(store, rollout)
-    scored = _read(store, scores)
-    if rolled["sample_id"] != scored["sample_id"]:
+    rolled, rollout_manifest = _read(store, rollout)
+    table, scores_manifest = _read(store, scores)
+    if rolled["sample_id"] != table["sample_id"]:
         raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
-    _check_lengths(rollout.path, rolled)
-    groups: list[str] = rolled["group_id"].to_pylist()
-    rewards_S = scored["reward"].to_numpy().astype(np.float64)
-    advantages_S = ADVANTAGES[config.algorithm](groups, rewards_S)
-    weights_S = sample_weights(groups, rewards_S, on_null)
-    reference = scored["reference_logprobs"]
+    _check_lengths(rollout.path, rolled, rolled, ("logprobs", "loss_mask"))
+    _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards"))
+    _check_finite(scores.path, table)
+    scored = _scored(rolled, rollout_manifest, table, scores_manifest)
+    made = compute_advantages(scored, config, on_null)
     return Samples(
         ids=rolled["sample_id"].to_pylist(),
-        groups=groups,
+        groups=list(scored.groups),
         sequences=list(
             zip(rolled["prompt_ids"].to_pylist(), rolled["response_ids"].to_pylist(), strict=True)
         ),
-        loss_masks=_arrays(rolled["loss_mask"]),
-        sampler_logprobs=_arrays(rolled["logprobs"]),
-        reference_logprobs=None if reference.null_count else _arrays(reference),
-        weights_S=weights_S,
-        advantages_S=advantages_S * weights_S,
+        loss_masks=list(scored.masks),
+        sampler_logprobs=list(scored.sampler_logprobs),
+        reference_logprobs=(
+            None if scored.reference_logprobs is None else list(scored.reference_logprobs)
+        ),
+        weights_S=made.weights_S,
+        advantages=made.advantages,
+        returns=made.returns,
+        reward_kl=made.reward_kl,
+        metrics=made.metrics,
     )
 
 
@@ -86,18 +99,72 @@ def split_minibatches(groups: Sequence[str], count: int) -> list[list[int]]:
     ]
 
 
-def _read(store: Store, ref: Ref) -> pa.Table:
-    return read_table(store, ref.path, read_manifest(store, ref.path, ref.digest))
+def _scored(rolled: pa.Table, rollout: Manifest, table: pa.Table, scores: Manifest) -> Scored:
+    reference = table["reference_logprobs"]
+    masks = _arrays(rolled["loss_mask"])
+    return Scored(
+        groups=rolled["group_id"].to_pylist(),
+        rewards_S=_floats(table["reward"]),
+        components=[
+            Component(spec["column"], spec["weight"], _floats(table[f"reward.{spec['column']}"]))
+            for spec in scores.identity["rewards"]
+        ],
+        token_rewards=_token_rewards(table, masks),
+        masks=masks,
+        sampler_logprobs=_arrays(rolled["logprobs"]),
+        reference_logprobs=None if reference.null_count else _arrays(reference),
+        was_truncated_S=pc.equal(rolled["finish_reason"], "length").to_numpy(),
+        max_new_tokens=rollout.identity["max_new_tokens"],
+    )
+
+
+def _token_rewards(table: pa.Table, masks: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Token rewards, with 0 where a sample has none; None where no sample has any."""
+    # Scores of an earlier version don't have the column.
+    if "token_rewards" not in table.column_names:
+        return None
+    column = table["token_rewards"]
+    if column.null_count == len(column):
+        return None
+    return [
+        np.asarray(value.values, dtype=np.float64) if value.is_valid else np.zeros(len(mask))
+        for value, mask in zip(column, masks, strict=True)
+    ]
+
+
+def _read(store: Store, ref: Ref) -> tuple[pa.Table, Manifest]:
+    manifest = read_manifest(store, ref.path, ref.digest)
+    return read_table(store, ref.path, manifest), manifest
 
 
 def _arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     return [np.asarray(value.values) for value in column]
 
 
-def _check_lengths(path: str, rolled: pa.Table) -> None:
-    import pyarrow.compute as pc
+def _floats(column: pa.ChunkedArray) -> np.ndarray:
+    """float64, NaN for null."""
+    values: np.ndarray = column.to_numpy().astype(np.float64)
+    return values
 
+
+def _check_lengths(path: str, rolled: pa.Table, table: pa.Table, names: Sequence[str]) -> None:
+    """Refuse a column whose lists, where they are not null, don't fit the responses."""
     tokens: Any = pc.list_value_length(rolled["response_ids"])
-    for name in ("logprobs", "loss_mask"):
-        if pc.list_value_length(rolled[name]) != tokens:
+    for name in names:
+        if name not in table.column_names:
+            continue
+        lengths = pc.list_value_length(table[name])
+        if not pc.all(pc.equal(lengths, tokens), min_count=0).as_py():
             raise IntegrityError(path, "one entry a response token", "another count", name)
+
+
+def _check_finite(path: str, table: pa.Table) -> None:
+    """Refuse rewards that are NaN or infinite: only null stands for none."""
+    for name in table.column_names:
+        column = table[name]
+        if name == "token_rewards":
+            column = pc.list_flatten(column)
+        elif not name.startswith("reward"):
+            continue
+        if not pc.all(pc.is_finite(column), min_count=0).as_py():
+            raise IntegrityError(path, "finite numbers or null", "NaN or an infinity", name)

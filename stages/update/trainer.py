@@ -125,7 +125,7 @@ class TrainerRank:
 
     def _follow(self, order: UpdateOrder) -> None:
         """Compute as the order's identity says; what the model was built for may change with it."""
-        before, self._spec = self._spec.config, self._spec.under(order.identity)
+        before, self._spec = self._spec.config, self._spec.under(order)
         built_for = ("dtype", "betas", "adam_eps", "weight_decay")
         if any(getattr(before, name) != getattr(self._spec.config, name) for name in built_for):
             self._take(self._state(keep=True))
@@ -170,7 +170,7 @@ class TrainerRank:
         """Those of ``indices`` whose gradient is not 0 by construction."""
         if self._spec.config.kl_coef > 0:
             return [i for i in indices if samples.weights_S[i] > 0 and samples.sequences[i][1]]
-        return [i for i in indices if samples.advantages_S[i] != 0 and samples.sequences[i][1]]
+        return [i for i in indices if samples.advantages[i].any()]
 
     def _my_microbatches(self, samples: Samples, indices: Sequence[int]) -> list[list[int]]:
         lengths = samples.lengths()
@@ -229,6 +229,8 @@ def loss_scale(samples: Samples, indices: Sequence[int], aggregation: str) -> Ma
     """
     counts = {i: int(samples.loss_masks[i].sum()) for i in indices if samples.weights_S[i] > 0}
     counts = {i: count for i, count in counts.items() if count > 0}
+    if not counts:
+        return {}
     if aggregation == "token_mean":
         total = sum(counts.values())
         return dict.fromkeys(counts, 1 / total)

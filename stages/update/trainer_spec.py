@@ -1,12 +1,15 @@
 """What driver and trainer ranks say to each other. Importing it loads no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from artifacts.keys import source_digest
 from artifacts.manifests import Ref
+from stages.contract import StageError
 from stages.update.config import UpdateConfig
 from stages.update.samples import Samples
+from stages.user_code import load_function
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,17 @@ class TrainerSpec:
     total_steps: int
     handover_dtype: str
 
-    def under(self, identity: Mapping[str, Any]) -> "TrainerSpec":
-        """The spec by which the update of that ``identity`` is made, or made again.
+    def under(self, order: "UpdateOrder") -> "TrainerSpec":
+        """The spec by which the update of that ``order`` is made, or made again.
 
         What an update was made by is in its own manifest, so it is replayed as it was under
         whatever configuration the run has now. What changes no number stays as it is here.
+
+        Raises:
+            StageError: a user's function is not there, or its source is not what it was.
         """
+        check_functions(order)
+        identity = {**order.identity, **order.paths}
         fields = UpdateConfig.model_fields.keys() & identity.keys()
         changes = UpdateConfig.model_validate({name: identity[name] for name in fields})
         config = self.config.model_copy(update={name: getattr(changes, name) for name in fields})
@@ -40,11 +48,33 @@ class TrainerSpec:
 
 @dataclass(frozen=True)
 class UpdateOrder:
-    """An iteration's update: which committed inputs, and the identity of the work."""
+    """An iteration's update: which committed inputs, and the identity of the work.
+
+    Attributes:
+        functions: the user's own, config field to source digest.
+        paths: where they lie, config field to import path.
+    """
 
     rollout: Ref
     scores: Ref
     identity: Mapping[str, Any]
+    functions: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_functions(order: UpdateOrder) -> None:
+    """Raise StageError where a user's function is not what the order's work was described with."""
+    for name, digest in order.functions.items():
+        path = order.paths[name]
+        try:
+            found = source_digest(load_function(path, name))
+        except ValueError as error:
+            raise StageError(f"update.{name} is needed to make an update again: {error}") from error
+        if found != digest:
+            raise StageError(
+                f"update.{name} {path} has another source now than the update was described with "
+                f"(digest {found[:16]}, and it was {digest[:16]}): give it back its own"
+            )
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,16 @@ class Trainers:
             self._replay(store, update)
         return len(history) - first
 
+    def order_of(self, work: Work) -> UpdateOrder:
+        """The update that ``work`` describes, to be done with the user's functions as they are."""
+        return UpdateOrder(
+            work.inputs["rollout"],
+            work.inputs["scores"],
+            work.identity,
+            work.functions,
+            self._spec.config.function_paths(),
+        )
+
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
         """Do an update on the policy that is held. Call :meth:`hold` once it is committed."""
         self._held = None  # until the commit, no version's name fits
@@ -143,7 +153,13 @@ class Trainers:
 
 def order_of(manifest: Manifest) -> UpdateOrder:
     """The update that ``manifest`` records, to be done again."""
-    return UpdateOrder(manifest.inputs["rollout"], manifest.inputs["scores"], manifest.identity)
+    return UpdateOrder(
+        manifest.inputs["rollout"],
+        manifest.inputs["scores"],
+        manifest.identity,
+        manifest.functions,
+        manifest.provenance.get("paths", {}),
+    )
 
 
 @dataclass(frozen=True)

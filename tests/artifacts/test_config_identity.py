@@ -23,6 +23,7 @@ EXECUTION = {
     "rollout.max_sequences",
     "score.rewards[].fn",  # its source enters keys by its digest
     "update.activation_checkpointing",
+    "update.algorithm",  # names a preset: the fields that it sets are identity
     "update.max_tokens_per_rank",
     "checkpoint.every",
     "resources.ray_address",

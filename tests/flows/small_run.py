@@ -97,13 +97,12 @@ def write_update(
     """An update that left the last sample out."""
     count = rollout.manifest.rows
     ids = [_sample_id(iteration, n) for n in range(count)]
-    columns = {
-        "sample_id": ids,
-        "advantage": [float(n) for n in range(count - 1)] + [None],
-        "weight": [1.0] * (count - 1) + [0.0],
-        "step": [iteration] * count,
-    }
-    advantages = pa.Table.from_pydict(columns, schema=schemas.ADVANTAGES)
+    values = [*(float(n) for n in range(count - 1)), None]
+    rows = [
+        {"sample_id": name, "advantage": a, "weight": float(a is not None), "step": iteration}
+        for name, a in zip(ids, values, strict=True)
+    ]
+    advantages = pa.Table.from_pylist(rows, schema=schemas.ADVANTAGES)
     work = Work(
         "update", "update", 1, iteration, {}, {"rollout": rollout.ref, "scores": scores.ref}
     )

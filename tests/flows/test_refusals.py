@@ -80,7 +80,13 @@ def ratchet(bench, monkeypatch, capsys, *args):
             "two rewards are named 'fine'",
         ),
         ("update.minibatches=3", "data.batch_size 8 doesn't divide by update.minibatches 3"),
-        ("rollout.samples_per_prompt=1", "compares the samples of a prompt"),
+        ("rollout.samples_per_prompt=1", "and grpo compares the samples of a prompt"),
+        ("update.algorithm=ppo", "gae needs a critic, and there is none yet"),
+        ("update.advantage=grop", "there is no such estimator; there are dr_grpo, gae, gdpo, grpo"),
+        ("update.advantage=rewards.py:absent", "has no function 'absent'; it has fine"),
+        ("update.gamma=0.9", "grpo does not discount: take gamma 1, or one of reinforce"),
+        ("update.overlong_buffer_tokens=9", "is more than rollout.max_new_tokens 8"),
+        ("update.reward_kl_target=6", "reward_kl_coef 0 stays 0 whatever is measured"),
         ("resources.rollout.engines=9", "more than an iteration's 1 shards"),
         ("rollout.max_new_tokens=128", "pass the model's context of 128"),
         ("data.max_prompt_tokens=125", "pass the model's context of 128"),
@@ -96,6 +102,39 @@ def test_config_that_cannot_work_is_refused_in_a_sentence(
     assert sentence in printed.err
     assert printed.err.count("\n") == 1
     assert not (bench / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["update.advantage=gdpo", "update.reward_kl_coef=0.1"],
+            "gdpo gives each part of the reward a scale of its own: take update.kl_coef instead",
+        ),
+        (
+            [
+                "update.reward_kl_coef=0.1",
+                "update.reward_kl_target=6",
+                "update.reward_kl_horizon=12",
+            ],
+            "for an iteration of 64 samples, which could take the coefficient to 0: take more than",
+        ),
+        (
+            [
+                "rollout.samples_per_prompt=1",
+                "update.advantage=reinforce",
+                "update.zero_spread=drop",
+            ],
+            "leaves out groups of equal rewards: all of them",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_refused_in_a_sentence(
+    bench, monkeypatch, capsys, overrides, sentence
+):
+    code, printed = ratchet(bench, monkeypatch, capsys, "plan", "run.yaml", *overrides)
+    assert (code, printed.err.count("\n")) == (2, 1)
+    assert sentence in printed.err
 
 
 @pytest.mark.parametrize(
@@ -159,3 +198,28 @@ def test_plan_prints_the_derived_sizes(bench, monkeypatch, capsys):
     sizes = json.loads(capsys.readouterr().out)
     assert sizes["samples an iteration"] == "64"
     assert sizes["prompt limit, tokens"] == "120"
+
+
+def test_plan_prints_what_the_algorithm_set_and_what_the_user_did(bench, monkeypatch, capsys):
+    args = ["plan", "run.yaml", "update.algorithm=dapo", "update.clip_high=0.25"]
+    code, printed = ratchet(bench, monkeypatch, capsys, *args)
+    assert code == 0
+    lines = [line.strip().split(maxsplit=2) for line in printed.out.splitlines()]
+    assert ["update.zero_spread", "drop", "set by update.algorithm dapo"] in lines
+    assert ["update.clip_high", "0.25", "yours; update.algorithm dapo sets 0.28"] in lines
+
+
+def test_run_that_is_given_another_algorithm_is_refused_by_what_that_changes(
+    bench, monkeypatch, capsys
+):
+    from flows.config import load_config
+    from flows.plan import make_plan
+    from flows.record import open_run
+
+    monkeypatch.chdir(bench)
+    open_run(make_plan(load_config("run.yaml", ["store=dapo", "update.algorithm=dapo"])))
+    args = ["resume", "dapo/run", "update.algorithm=reinforce_pp"]
+    code, printed = ratchet(bench, monkeypatch, capsys, *args)
+    assert code == 2
+    for change in ("update.advantage: 'grpo' → 'reinforce_pp'", "update.clip_high: 0.28 → 0.2"):
+        assert change in printed.err

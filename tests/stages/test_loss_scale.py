@@ -17,7 +17,7 @@ def samples_of(lengths, weights=None):
         sampler_logprobs=[np.zeros(n, np.float32) for n in lengths],
         reference_logprobs=None,
         weights_S=np.ones(count) if weights is None else np.array(weights, dtype=float),
-        advantages_S=np.ones(count),
+        advantages=[np.ones(n) for n in lengths],
     )
 
 
