@@ -25,8 +25,8 @@ import psutil  # noqa: E402  (after the path)
 import yaml  # noqa: E402
 
 import tiny  # noqa: E402
-from kills import Disturbed, Disturber, digests, sample_ids  # noqa: E402
-from launching import REWARDS, Bench, kill_tree, wait_until  # noqa: E402
+from kills import Disturbed, Disturber, sample_ids  # noqa: E402
+from launching import REWARDS, Bench, digests, kill_tree, wait_until  # noqa: E402
 
 CONFIG = {
     "run": "quiet",

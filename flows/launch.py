@@ -19,10 +19,10 @@ def launch(config: Config, debug: bool, allow_change: bool = False) -> None:
     open_run(plan, allow_change)
     set_up_logging()
     _use_local_storage()
-    from flows.train import train
+    from flows.train import run
 
     try:
-        url = train(config, debug)
+        url = run(config, debug, allow_change)
     except KeyboardInterrupt:
         print(f"ratchet: stopped; go on with: ratchet resume {config.url}", file=sys.stderr)
         sys.exit(130)

@@ -4,11 +4,14 @@ Prefect carries references, not data, and its result cache stays off: a task ask
 and what is committed completes it as *Reused*.
 """
 
+import sys
+import urllib.request
 from typing import Any
 
 from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
@@ -67,6 +70,28 @@ def train(config: Config, debug: bool = False, allow_change: bool = False) -> st
         report.close()
     tracker.close("FINISHED")
     return run.store.url
+
+
+def run(config: Config, debug: bool, allow_change: bool) -> str:
+    """:func:`train` under the Prefect server that is set, or under one of its own where that one
+    doesn't answer: a server that has died holds up no run."""
+    url = PREFECT_API_URL.value()
+    if url is None or _answers(url):
+        return train(config, debug, allow_change)
+    print(
+        f"ratchet: the Prefect server at {url} doesn't answer: this run has one of its own",
+        file=sys.stderr,
+    )
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        return train(config, debug, allow_change)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def iterate(session: Session, tracker: Tracker) -> None:

@@ -77,5 +77,10 @@ class RolloutConfig(Section):
     engine: Literal["vllm", "hf"] = Field(
         "vllm", description="what generates; hf: plain transformers, slow, for checking"
     )
+    deterministic: bool = Field(
+        False,
+        description="a sample depends on prompt, seed and weights alone, not on what is sampled "
+        "beside it: vLLM's batch-invariant kernels on a GPU, which are slower",
+    )
     max_sequences: int = execution(256, ge=1, description="samples in flight in one engine")
     gpu_memory: float = execution(0.45, gt=0, lt=1, description="share of a GPU for one engine")

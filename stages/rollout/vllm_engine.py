@@ -15,21 +15,24 @@ from stages.arrays import tensor_of
 from stages.rollout.config import RolloutConfig
 from stages.rollout.engine import Request, Sampled
 
-# Read by vLLM when it is imported.
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes our own iterator
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+
+def environment(config: RolloutConfig) -> dict[str, str]:
+    """What vLLM reads when it is imported."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes our own iterator
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_BATCH_INVARIANT": str(int(config.deterministic)),  # kernels of a GPU alone
+    }
 
 
 class VllmEngine:
     """See :class:`stages.rollout.engine.Engine`."""
 
     def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
-        os.environ.update(ENVIRONMENT)
+        os.environ.update(environment(config))
         import torch
         import vllm
 

@@ -13,9 +13,8 @@ import psutil
 from artifacts.branches import open_store
 from artifacts.runs import committed, iterations
 from artifacts.shards import read_shard
-from launching import Bench
+from launching import STAGES, Bench
 
-STAGES = ("rollout", "score", "update")
 ROLES = ("driver", "RolloutWorker", "ScoreWorker", "TrainerRank")
 _TRIES = 60
 
@@ -113,16 +112,6 @@ def orphans(url: Path) -> Iterator[Path]:
     """Shards of a local run that no manifest names."""
     named = set(committed_files(url))
     yield from (path for path in url.glob("iteration-*/*/*/shard-*") if path not in named)
-
-
-def digests(url: Path) -> dict[tuple[int, str], list[str]]:
-    """Content digest of every manifest, which holds every shard's digest."""
-    store = open_store(str(url))
-    return {
-        (i, s): [m.digest for _, m in committed(store, i, s)]
-        for i in iterations(store)
-        for s in STAGES
-    }
 
 
 def sample_ids(url: Path) -> list[str]:

@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from artifacts.branches import open_store
+from artifacts.runs import committed, iterations
+
+STAGES = ("rollout", "score", "update")
 RATCHET = str(Path(sys.executable).parent / "ratchet")
 
 REWARDS = '''
@@ -61,11 +66,11 @@ class Bench:
             assert done.returncode == check, f"{args}: {done.returncode}\n{done.stderr[-4000:]}"
         return done
 
-    def launch(self, *args: str) -> subprocess.Popen:
+    def launch(self, *args: str, **env: str) -> subprocess.Popen:
         process = subprocess.Popen(
             [RATCHET, *args],
             cwd=self.folder,
-            env=self.env,
+            env={**self.env, **env},
             text=True,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -97,3 +102,84 @@ def kill_tree(process: subprocess.Popen, number: int = signal.SIGKILL) -> list[p
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, number)
     return children
+
+
+def start_prefect(port: int, home: Path) -> subprocess.Popen:
+    """A Prefect server that answers at ``port``."""
+    env = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOCAL_STORAGE_PATH": f"{home}/storage"}
+    command = [str(Path(RATCHET).with_name("prefect")), "server", "start", "--port", str(port)]
+    server = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def is_up() -> bool:
+        try:
+            url = f"http://127.0.0.1:{port}/api/health"
+            return urllib.request.urlopen(url, timeout=2).status == 200
+        except OSError:
+            return False
+
+    wait_until(is_up, 120)
+    return server
+
+
+def digests(url: Path) -> dict[tuple[int, str], list[str]]:
+    """Content digest of every manifest, which holds every shard's digest."""
+    store = open_store(str(url))
+    return {
+        (i, s): [m.digest for _, m in committed(store, i, s)]
+        for i in iterations(store)
+        for s in STAGES
+    }
+
+
+def file_times(url: Path) -> dict[Path, int]:
+    """Time of the last change of each file of a local run."""
+    return {path: path.stat().st_mtime_ns for path in url.rglob("*") if path.is_file()}
+
+
+def names(url: Path, pattern: str) -> list[str]:
+    """Names of the files of a local run that match."""
+    return sorted(path.name for path in url.glob(pattern))
+
+
+def kill_inside(bench: Bench, stage: str) -> str:
+    """Kill a run inside a stage of its second iteration; returns the run's name.
+
+    A loaded machine may deliver the kill after the commit, which proves nothing: then once more.
+    """
+    pause = bench.folder / "pause"
+    for attempt in range(3):
+        run = f"killed-{stage}-{attempt}"
+        shards = f"iteration-000002/{stage}/*/shard-*"
+        if stage == "score":
+            pause.touch()
+        process = bench.launch("train", "run.yaml", "--run", run)
+        wait_for_line(process, f"start .*stage={stage} .*iteration=2")
+        if stage != "update":
+            wait_until(lambda: names(bench.url(run), shards))  # noqa: B023
+        workers = kill_tree(process)
+        process.wait()
+        psutil.wait_procs(workers, timeout=30)
+        pause.unlink(missing_ok=True)
+        if not names(bench.url(run), f"iteration-000002/{stage}/*/manifest.json"):
+            return run
+    raise AssertionError(f"three kills came too late to be inside {stage}")
+
+
+def resume_and_compare(
+    bench: Bench, run: str, stage: str, whole: Path
+) -> tuple[subprocess.CompletedProcess, int]:
+    """Resume a run that was killed inside ``stage``: its bytes are ``whole``'s, its files kept.
+
+    Returns the command's outcome, and how many of the stage's shards lay there before.
+    """
+    url = bench.url(run)
+    before = file_times(url)
+    num_kept = len(names(url, f"iteration-000002/{stage}/*/shard-*"))
+    done = bench.cli("resume", f"runs/{run}")
+    after = file_times(url)
+    kept = {path for path in before if path.parent.name != "lease"}
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+    assert digests(url) == digests(whole)
+    return done, num_kept

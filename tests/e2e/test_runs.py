@@ -1,4 +1,4 @@
-"""Whole runs on every real part, undisturbed and killed: the same bytes in the end."""
+"""Whole runs on every real part, undisturbed and disturbed: the same bytes in the end."""
 
 import json
 import signal
@@ -9,12 +9,21 @@ import pytest
 
 from artifacts.runs import committed
 from artifacts.store import Store
-from launching import kill_tree, wait_for_line, wait_until
+from launching import (
+    STAGES,
+    digests,
+    file_times,
+    kill_inside,
+    kill_tree,
+    names,
+    resume_and_compare,
+    start_prefect,
+    wait_for_line,
+    wait_until,
+)
 from s3_server import BUCKET
 
 pytestmark = pytest.mark.real
-
-STAGES = ("rollout", "score", "update")
 
 
 @pytest.fixture(scope="module")
@@ -22,22 +31,6 @@ def whole(bench):
     """The run that nobody disturbs."""
     bench.cli("train", "run.yaml")
     return bench.url("whole")
-
-
-def digests(url):
-    """Content digest of every manifest, which holds every shard's digest."""
-    store = Store(str(url))
-    return {
-        (i, s): [m.digest for _, m in committed(store, i, s)] for i in (1, 2, 3) for s in STAGES
-    }
-
-
-def file_times(url):
-    return {p: p.stat().st_mtime_ns for p in url.rglob("*") if p.is_file()}
-
-
-def names(url, pattern):
-    return sorted(p.name for p in url.glob(pattern))
 
 
 def test_train_from_one_command_commits_every_stage_and_reports_it(bench, whole):
@@ -103,48 +96,48 @@ def prefect_states(bench, run, kind):
     return [row["state_name"] for row in answer.raise_for_status().json()]
 
 
-def kill_inside(bench, stage):
-    """Kill a run inside a stage of its second iteration; returns the run's name.
-
-    A loaded machine may deliver the kill after the commit, which proves nothing: then once more.
-    """
-    pause = bench.folder / "pause"
-    for attempt in range(3):
-        run = f"killed-{stage}-{attempt}"
-        url = bench.url(run)
-        if stage == "score":
-            pause.touch()
-        process = bench.launch("train", "run.yaml", "--run", run)
-        wait_for_line(process, f"start .*stage={stage} .*iteration=2")
-        if stage != "update":
-            wait_until(lambda: names(url, f"iteration-000002/{stage}/*/shard-*"))  # noqa: B023
-        workers = kill_tree(process)
-        process.wait()
-        psutil.wait_procs(workers, timeout=30)
-        pause.unlink(missing_ok=True)
-        if not names(url, f"iteration-000002/{stage}/*/manifest.json"):
-            return run
-    raise AssertionError(f"three kills came too late to be inside {stage}")
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_run_killed_inside_a_stage_resumes_to_the_same_bytes(bench, whole, stage):
     run = kill_inside(bench, stage)
-    url = bench.url(run)
-    before = file_times(url)
-    kept = names(url, f"iteration-000002/{stage}/*/shard-*")
-
-    done = bench.cli("resume", f"runs/{run}")
-    after = file_times(url)
-    assert {p: t for p, t in after.items() if p in before} == before
-    assert digests(url) == digests(whole)
+    done, kept = resume_and_compare(bench, run, stage, whole)
     reused = [line for line in done.stderr.splitlines() if "reused" in line]
     assert len(reused) == 3 + STAGES.index(stage)
     wait_until(lambda: prefect_states(bench, run, "task_runs").count("Reused") == len(reused))
     if stage != "update":
-        ((_, manifest),) = committed(Store(str(url)), 2, stage)
-        assert manifest.provenance["found"] == len(kept) > 0
-        assert manifest.provenance["made"] + len(kept) == len(manifest.shards) == 4
+        ((_, manifest),) = committed(Store(str(bench.url(run))), 2, stage)
+        assert manifest.provenance["found"] == kept > 0
+        assert manifest.provenance["made"] + kept == len(manifest.shards) == 4
+
+
+def test_run_whose_prefect_server_dies_is_resumed_without_one(bench, whole, free_port):
+    env = {"PREFECT_API_URL": f"http://127.0.0.1:{free_port}/api"}
+    server = start_prefect(free_port, bench.folder / "mortal")
+    process = bench.launch("train", "run.yaml", "--run", "orphaned", **env)
+    wait_for_line(process, "start .*stage=score .*iteration=2")
+    server.kill()
+    server.wait()
+    process.communicate(timeout=300)
+    done = bench.cli("resume", "runs/orphaned", **env)
+    assert f"{free_port}/api doesn't answer" in done.stderr
+    assert digests(bench.url("orphaned")) == digests(whole)
+
+
+def test_run_with_a_failing_reward_ends_as_failed_and_says_what_is_missing(bench):
+    (bench.folder / "failing.py").write_text(
+        "def third(sample_id, **row):\n"
+        "    if sample_id.startswith('000001-00004'):\n"
+        "        raise ValueError('no answer in it')\n"
+        "    return 1.0\n"
+    )
+    rewards = "score={rewards: [{fn: 'failing.py:third'}], on_null: fail}"
+    done = bench.cli("train", "run.yaml", rewards, "--run", "failing", check=1)
+    assert "third raised ValueError: no answer in it" in done.stderr
+    assert "000001-00004" in done.stderr
+    wait_until(lambda: prefect_states(bench, "failing", "flow_runs") == ["Failed"])
+    found = json.loads(bench.cli("status", "runs/failing", "--json").stdout)
+    states = {row["stage"]: row["state"] for row in found["stages"]}
+    assert states == {"rollout": "committed", "score": "partial"}
+    assert (found["finished_iterations"], found["is_complete"]) == (0, False)
 
 
 def test_run_told_to_end_ends_its_workers_and_says_how_to_go_on(bench, whole):

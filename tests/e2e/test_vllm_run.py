@@ -1,0 +1,27 @@
+"""A whole run with vLLM, undisturbed, and killed inside a rollout: the same bytes in the end."""
+
+import pytest
+
+from artifacts.runs import committed
+from artifacts.store import Store
+from launching import kill_inside, resume_and_compare
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def whole(vllm_bench):
+    vllm_bench.cli("train", "run.yaml")
+    return vllm_bench.url("whole")
+
+
+def test_vllm_samples_with_the_weights_that_the_trainer_has(whole):
+    for iteration in (1, 2, 3):
+        ((_, update),) = committed(Store(str(whole)), iteration, "update")
+        assert update.metrics["mismatch/logprob_abs_max"] < 1e-4
+
+
+def test_run_killed_inside_a_vllm_rollout_resumes_to_the_same_bytes(vllm_bench, whole):
+    run = kill_inside(vllm_bench, "rollout")
+    _, kept = resume_and_compare(vllm_bench, run, "rollout", whole)
+    assert kept > 0
