@@ -191,9 +191,7 @@ def _take(store: Store, ttl_seconds: float, on_wait: Callable[[Record], None] | 
         if found is not None and found.owner == owner:
             return found
         if (found.token if found else 0) < tried:
-            raise OSError(
-                f"{store.url}/{FOLDER}: lease {tried} was created, and can't be found"
-            )
+            raise OSError(f"{store.url}/{FOLDER}: lease {tried} was created, and can't be found")
         if found is None or found.released or has_ended(found.process):
             tried = _create_next(store, found, owner, ttl_seconds)
             continue
