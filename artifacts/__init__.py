@@ -6,6 +6,7 @@ rewards or training, and imports the standard library, pyarrow and fsspec alone.
     <store>/<run>/
       run.json                                  resolved config and digests, written once
       tracking.json                             where the run is tracked, written once
+      lease/000001.json                         who writes in the run; the highest token owns it
       prompts/<key>/                            the data set, rendered and tokenised
       iteration-000012/
         rollout/<key>/

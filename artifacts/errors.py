@@ -18,3 +18,31 @@ class AlreadyExistsError(FileExistsError):
 
 class NotCommittedError(FileNotFoundError):
     """A stage's manifest was asked for and is not there."""
+
+
+class HeldError(RuntimeError):
+    """Another process writes in the run. Carries the run's URL, and who holds it since when."""
+
+    def __init__(self, url: str, host: str, pid: int, since: str) -> None:
+        super().__init__(url, host, pid, since)
+        self.url, self.host, self.pid, self.since = url, host, pid, since
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.url} is held by process {self.pid} on {self.host} since {self.since}: "
+            "wait until it has ended, or end it and resume the run"
+        )
+
+
+class LeaseLostError(RuntimeError):
+    """The run is no longer this process's to write in. Carries its URL and what happened to it."""
+
+    def __init__(self, url: str, what: str) -> None:
+        super().__init__(url, what)
+        self.url, self.what = url, what
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.url} {self.what}: this process commits nothing more in it; "
+            "look after the run where it goes on, or resume it when it has ended there"
+        )

@@ -100,10 +100,12 @@ def write_manifest(store: Store, folder: str, manifest: Manifest) -> Manifest:
 
     Raises:
         IntegrityError: another manifest of different content is committed there.
+        LeaseLostError: the run that this process held is another's by now; nothing is written.
     """
     content = manifest.content()
     body = {"content": content, "digest": key_of(content), "provenance": manifest.provenance}
     data = json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False).encode()
+    store.guard()
     try:
         store.create(f"{folder}/{FILE_NAME}", data)
     except AlreadyExistsError:

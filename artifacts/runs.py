@@ -63,8 +63,17 @@ def iterations(store: Store) -> list[int]:
     return sorted(int(name.removeprefix("iteration-")) for name in names)
 
 
+def has_commit(store: Store, iteration: int, stage: str) -> bool:
+    """Whether ``stage`` has committed anything in ``iteration``."""
+    return any(is_committed(store, folder) for folder in _folders(store, iteration, stage))
+
+
 def committed(store: Store, iteration: int, stage: str) -> list[tuple[str, Manifest]]:
     """Folder and manifest of every commit of ``stage`` in ``iteration``."""
-    parent = f"iteration-{iteration:06d}/{stage}"
-    folders = [f"{parent}/{name}" for name in store.names(parent)]
+    folders = _folders(store, iteration, stage)
     return [(f, read_manifest(store, f)) for f in folders if is_committed(store, f)]
+
+
+def _folders(store: Store, iteration: int, stage: str) -> list[str]:
+    parent = f"iteration-{iteration:06d}/{stage}"
+    return [f"{parent}/{name}" for name in store.names(parent)]

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
@@ -35,9 +36,14 @@ class Store:
     """One run's folder. Paths are relative to it, with forward slashes.
 
     Cheap to make and to pickle: it travels to other processes as its URL.
+
+    Attributes:
+        guard: called before every commit; raises where this process may not commit in the run.
+            It stays in the process that set it: others write files, and commit nothing.
     """
 
     def __init__(self, url: str) -> None:
+        self.guard: Callable[[], None] = _let_pass
         self.url = url.rstrip("/")
         self.fs, self.root = filesystem(self.url)
         self.is_local = isinstance(self.fs, LocalFileSystem)
@@ -100,6 +106,21 @@ class Store:
                 raise AlreadyExistsError(f"{self.url}/{path} exists already") from error
             raise
 
+    def is_exclusive(self) -> bool:
+        """Whether :meth:`create` refuses what stands there, found out by trying.
+
+        Some S3 gateways ignore the condition and overwrite. Leaves nothing behind.
+        """
+        path = f".probe-{uuid.uuid4().hex}"
+        self.create(path, b"first")
+        try:
+            self.create(path, b"second")
+        except AlreadyExistsError:
+            return True
+        finally:
+            self.remove(path)
+        return False
+
     def remove(self, path: str) -> None:
         """Delete ``path``; afterwards it is gone, also where it was not there before."""
         with contextlib.suppress(FileNotFoundError):
@@ -133,6 +154,10 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         _sync_folder(folder)
+
+
+def _let_pass() -> None:
+    """The guard of a store that nobody holds."""
 
 
 def _is_lost_race(error: OSError) -> bool:

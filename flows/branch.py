@@ -8,6 +8,7 @@ from artifacts.errors import AlreadyExistsError
 from artifacts.runs import write_record
 from artifacts.store import Store
 from flows.config import UserError, differences
+from flows.holding import check_store
 from flows.plan import Plan, make_plan
 from flows.record import config_of
 from flows.revisions import Run, plan_at, read_revisions, what_never_changes
@@ -48,8 +49,10 @@ def _write(plan: Plan, parent: Store, iteration: int, changed: list[str]) -> Non
         "parent": {"url": relative_to(child, parent.url), "iteration": iteration},
         "changed": changed,
     }
+    store = Store(child)
     try:
-        write_record(Store(child), record)
+        check_store(store, plan.config)
+        write_record(store, record)
     except AlreadyExistsError:
         raise UserError(
             f"there is a run at {child} already: give the branch another name"

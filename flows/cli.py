@@ -203,11 +203,17 @@ def main() -> None:
 
 def _explain(error: Exception) -> int:
     """Print what went wrong; returns the exit code."""
-    from artifacts.errors import IntegrityError
+    from artifacts.errors import HeldError, IntegrityError, LeaseLostError
     from flows.config import UserError
     from stages.contract import StageError
 
-    known = ((UserError, 2), (IntegrityError, 3), (StageError, 1))
+    known = (
+        (UserError, 2),
+        (IntegrityError, 3),
+        (HeldError, 4),
+        (LeaseLostError, 4),
+        (StageError, 1),
+    )
     for kind, code in known:
         if isinstance(error, kind):
             print(f"ratchet: {error}", file=sys.stderr)

@@ -75,6 +75,17 @@ class RetryConfig(Section):
     delay_seconds: float = execution(2.0, ge=0, description="before the first; doubles after")
 
 
+class LeaseConfig(Section):
+    """How a run keeps to one writer at a time."""
+
+    ttl_seconds: float = execution(
+        30.0, ge=1, description="a writer that is silent for so long may be taken over from"
+    )
+    single_writer: bool = execution(
+        False, description="there is one, says the user: go on where the store can't make sure"
+    )
+
+
 class Config(Section):
     """A run."""
 
@@ -91,6 +102,7 @@ class Config(Section):
     resources: Resources = execution(Resources())
     tracking: TrackingConfig = execution(TrackingConfig())
     retries: RetryConfig = execution(RetryConfig())
+    lease: LeaseConfig = execution(LeaseConfig())
 
     @property
     def url(self) -> str:

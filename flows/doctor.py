@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.config import UserError, load_config
+from flows.config import Config, UserError, load_config
 from flows.tables import print_table
 
 _PACKAGES = ("torch", "transformers", "ray", "prefect", "mlflow", "pyarrow", "fsspec", "s3fs")
@@ -139,7 +139,7 @@ def _for_config(path: str) -> Iterator[Finding]:
         return
     yield Finding("config", True, path)
     remedy = "check its URL, credentials and rights"
-    yield _attempt("store", config.store, lambda: _probe_store(config.store), remedy)
+    yield _attempt("store", config.store, lambda: _probe_store(config), remedy)
     if config.tracking.enabled:
         uri = config.tracking.uri or "SQLite, beside the runs"
         remedy = "start it, or take tracking.uri out; training goes on without it"
@@ -159,18 +159,10 @@ def _probe_tracking(uri: str) -> None:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
 
 
-def _probe_store(url: str) -> None:
-    from uuid import uuid4
-
+def _probe_store(config: Config) -> None:
     from artifacts.store import Store
 
+    url = config.store
     store = Store(url if "://" in url else os.path.abspath(url))
-    name = f"doctor-{uuid4().hex}"
-    store.create(name, b"x")
-    try:
-        store.create(name, b"y")
-    except FileExistsError:
-        return
-    finally:
-        store.remove(name)
-    raise OSError("it overwrites where exclusive creation was asked for")
+    if not store.is_exclusive() and not config.lease.single_writer:
+        raise OSError("it overwrites where exclusive creation was asked for")

@@ -6,17 +6,20 @@ import uuid
 from pathlib import Path
 
 from flows.config import Config, UserError
+from flows.holding import hold_run
 from flows.plan import make_plan
 from flows.record import open_run
 from flows.report import Report, set_up_logging
 from flows.session import Session
+from stages.contract import Committed
 from stages.update.export import save_policy
 
 
 def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -> None:
     """Write the policy after ``iteration`` (default: the newest) to folder ``to``.
 
-    A policy without a snapshot is rebuilt by replaying its updates first.
+    A policy without a snapshot is rebuilt by replaying its updates first, and then kept; one that
+    has a snapshot is exported beside a training run too.
     """
     if Path(to).exists():
         raise UserError(f"{to} exists already: name a folder that does not")
@@ -27,7 +30,7 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
     try:
         version = iteration or _newest(session)
         session.recall_all(before=version + 1)
-        snapshot = session.snapshot_now()
+        snapshot = _snapshot(session)
     finally:
         session.pools.close()
         report.close()
@@ -38,6 +41,13 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print(f"policy {version} of {run.store.url} is at {to}")
+
+
+def _snapshot(session: Session) -> Committed:
+    if found := session.find_snapshot(session.history[-1]):
+        return found
+    with hold_run(session.store, session.config):
+        return session.snapshot_now()
 
 
 def _newest(session: Session) -> int:

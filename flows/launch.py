@@ -4,9 +4,12 @@ import os
 import sys
 
 from flows.config import Config, UserError
+from flows.holding import hold_run, hold_unless_complete
 from flows.plan import make_plan
 from flows.record import execution_changes, open_run
 from flows.report import Report, set_up_logging
+from flows.session import Session
+from stages.contract import Committed
 
 _STAGES = ("rollout", "score", "update")
 
@@ -16,13 +19,19 @@ def launch(config: Config, debug: bool, allow_change: bool = False) -> None:
     plan = make_plan(config)
     for change in execution_changes(config.url, config):
         print(f"ratchet: {change} (execution: no number changes)", file=sys.stderr)
-    open_run(plan, allow_change)
     set_up_logging()
+    run = open_run(plan, allow_change)
     _use_local_storage()
-    from flows.train import run
+    # The flow holds the run too: here, it is refused before Prefect and all the rest are loaded.
+    with hold_unless_complete(Session(run)):
+        _train(config, debug)
+
+
+def _train(config: Config, debug: bool) -> None:
+    from flows.train import train_on_some_server
 
     try:
-        url = run(config, debug, allow_change)
+        url = train_on_some_server(config, debug)
     except KeyboardInterrupt:
         print(f"ratchet: stopped; go on with: ratchet resume {config.url}", file=sys.stderr)
         sys.exit(130)
@@ -39,24 +48,28 @@ def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
         raise UserError(f"iteration {iteration} is past the run's {config.iterations}")
     run = open_run(make_plan(config))
     set_up_logging()
-    from flows.session import Session
-
-    report = Report()
-    session = Session(run, report, debug)
-    try:
-        session.recall_all(before=iteration)
-        session.recall(iteration)
-        del session.history[iteration - 1 :]
-        made = getattr(session, name)(iteration)
-        if name == "update":
-            session.snapshot(iteration)
-    finally:
-        session.pools.close()
-        report.close()
+    with hold_run(run.store, config):
+        report = Report()
+        session = Session(run, report, debug)
+        try:
+            made = _make(session, name, iteration)
+        finally:
+            session.pools.close()
+            report.close()
     state = "reused" if made.was_reused else "completed"
     print(
         f"{name} {iteration}: {state}, {made.manifest.rows} rows in {run.store.url}/{made.folder}"
     )
+
+
+def _make(session: Session, name: str, iteration: int) -> Committed:
+    session.recall_all(before=iteration)
+    session.recall(iteration)
+    del session.history[iteration - 1 :]
+    made: Committed = getattr(session, name)(iteration)
+    if name == "update":
+        session.snapshot(iteration)
+    return made
 
 
 def _use_local_storage() -> None:

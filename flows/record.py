@@ -9,6 +9,7 @@ from artifacts.keys import canonical
 from artifacts.runs import write_record
 from artifacts.store import Store
 from flows.config import Config, Difference, UserError, differences, make_config
+from flows.holding import cannot_write, check_store, hold_run
 from flows.plan import Plan
 from flows.revisions import (
     Revision,
@@ -31,18 +32,19 @@ def open_run(plan: Plan, allow_change: bool = False) -> Run:
 
     Raises:
         UserError: a run of that name has another identity; the message names what differs, and
-            what of the run that would change.
+            what of the run that would change. Or the store can't be written, or can't keep a
+            second writer out.
+        HeldError: the change is allowed, and another process writes in the run.
     """
     store = open_store(plan.config.url)
     revisions = read_revisions(store) or _start(store, plan)
     changes = differences(revisions[-1].plan.record()["identity"], plan.record()["identity"])
     if changes:
         _refuse_for_ever(store, changes)
-        first = _first_unfinished(Run(store, revisions))
         if not allow_change:
-            raise UserError(_refusal(store, changes, first))
-        write_revision(store, first, plan, changes)
-        return Run(store, [*revisions, Revision(first, plan)])
+            raise UserError(_refusal(store, changes, _first_unfinished(Run(store, revisions))))
+        with hold_run(store, plan.config):
+            return _change(store, plan)
     # Same numbers; what says where and how fast is what is asked for now.
     return Run(store, [*revisions[:-1], Revision(revisions[-1].first, plan)])
 
@@ -78,12 +80,24 @@ def execution_changes(url: str, config: Config) -> list[Difference]:
 
 def _start(store: Store, plan: Plan) -> list[Revision]:
     try:
+        check_store(store, plan.config)
         write_record(store, plan.record())
     except AlreadyExistsError:
         return read_revisions(store)
     except OSError as error:
-        raise UserError(f"store {plan.config.store!r} can't be written: {error}") from error
+        raise cannot_write(plan.config, error) from error
     return [Revision(1, plan)]
+
+
+def _change(store: Store, plan: Plan) -> Run:
+    # What is finished and what was changed are read again: now nobody else writes.
+    revisions = read_revisions(store)
+    changes = differences(revisions[-1].plan.record()["identity"], plan.record()["identity"])
+    if changes:
+        first = _first_unfinished(Run(store, revisions))
+        write_revision(store, first, plan, changes)
+        revisions.append(Revision(first, plan))
+    return Run(store, revisions)
 
 
 def _first_unfinished(run: Run) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from artifacts.manifests import Manifest, Ref
+from artifacts.runs import has_commit
 from flows.plan import Plan
 from flows.pools import Pools, reference_spec
 from flows.revisions import Run, plan_at
@@ -128,19 +129,33 @@ class Session:
 
     def snapshot(self, iteration: int) -> Committed | None:
         """Keep weights and trainer state, where one is due after ``iteration``."""
-        is_last = iteration == self.config.iterations
-        if iteration % self.config.checkpoint.every and not is_last:
-            return None
-        return self.snapshot_now()
+        return self.snapshot_now() if self._is_kept(iteration) else None
 
     def snapshot_now(self) -> Committed:
         """The committed snapshot of the newest policy; made where there is none."""
         update = self.history[-1]
-        if found := find(self.store, policy_work(update)):
+        if found := self.find_snapshot(update):
             return found
         trainers = self.pools.trainers
         trainers.bring_to(self.store, self.history)
         return update_stage.save_snapshot(self.store, update, trainers)
+
+    def find_snapshot(self, update: Committed) -> Committed | None:
+        """The committed snapshot of the policy that ``update`` made."""
+        return find(self.store, policy_work(update))
+
+    def is_complete(self) -> bool:
+        """Whether nothing is left to make, snapshots included. Reads, and makes nothing."""
+        iterations = self.config.iterations
+        if not has_commit(self.store, iterations, "update"):  # one look, where there is much to do
+            return False
+        is_done = self.recall_finished() == iterations and all(
+            self.find_snapshot(update)
+            for iteration, update in enumerate(self.history, start=1)
+            if self._is_kept(iteration)
+        )
+        self.history.clear()
+        return is_done
 
     def recall(self, iteration: int) -> Iteration:
         """What ``iteration`` has committed; remembered as if this session had made it."""
@@ -223,6 +238,10 @@ class Session:
             self.plan_at(iteration).update_functions,
             self.history[iteration - 2] if iteration > 1 else None,
         )
+
+    def _is_kept(self, iteration: int) -> bool:
+        is_last = iteration == self.config.iterations
+        return is_last or iteration % self.config.checkpoint.every == 0
 
     def _prompt_work(self, iteration: int) -> Work:
         plan = self.plan_at(iteration)

@@ -15,8 +15,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
-from artifacts.errors import IntegrityError
+from artifacts.errors import HeldError, IntegrityError, LeaseLostError
 from flows.config import Config, UserError
+from flows.holding import hold_unless_complete
 from flows.plan import make_plan
 from flows.record import open_run
 from flows.report import Report
@@ -61,7 +62,8 @@ def train(config: Config, debug: bool = False, allow_change: bool = False) -> st
     session = Session(run, report, debug)
     tracker = Tracker(run.store, run.plan, report)
     try:
-        iterate(session, tracker)
+        with hold_unless_complete(session):
+            iterate(session, tracker)
     except BaseException as error:
         tracker.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
@@ -72,18 +74,18 @@ def train(config: Config, debug: bool = False, allow_change: bool = False) -> st
     return run.store.url
 
 
-def run(config: Config, debug: bool, allow_change: bool) -> str:
+def train_on_some_server(config: Config, debug: bool) -> str:
     """:func:`train` under the Prefect server that is set, or under one of its own where that one
     doesn't answer: a server that has died holds up no run."""
     url = PREFECT_API_URL.value()
     if url is None or _answers(url):
-        return train(config, debug, allow_change)
+        return train(config, debug)
     print(
         f"ratchet: the Prefect server at {url} doesn't answer: this run has one of its own",
         file=sys.stderr,
     )
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        return train(config, debug, allow_change)
+        return train(config, debug)
 
 
 def _answers(url: str) -> bool:
@@ -97,7 +99,7 @@ def _answers(url: str) -> bool:
 def iterate(session: Session, tracker: Tracker) -> None:
     """Every iteration of the run: roll out, score, update."""
     options = _retries(session.config)
-    if not is_complete(session):
+    if not session.is_complete():
         session.pools.warm_up()
     tracker.open(_flow_run_id())
     for iteration in range(1, session.config.iterations + 1):
@@ -105,13 +107,6 @@ def iterate(session: Session, tracker: Tracker) -> None:
         score.with_options(**options)(session, iteration)
         update.with_options(**options)(session, iteration)
         tracker.publish(iteration, session.iterations[iteration])
-
-
-def is_complete(session: Session) -> bool:
-    """Whether nothing is left to make, so that no worker need start."""
-    is_done = session.recall_finished() == session.config.iterations
-    session.history.clear()
-    return is_done
 
 
 def _finish(session: Session, stage: str, iteration: int, made: Committed) -> State[Any]:
@@ -128,10 +123,20 @@ def _retries(config: Config) -> dict[str, Any]:
     }
 
 
+# What fails the same way again: bad input, bad bytes, a stage's own verdict, another's run.
+_FINAL = (
+    UserError,
+    IntegrityError,
+    StageError,
+    HeldError,
+    LeaseLostError,
+    ValueError,
+    TypeError,
+)
+
+
 def _is_worth_a_retry(task: Any, task_run: Any, state: State[Any]) -> bool:
-    """Not what will fail the same way again: bad input, bad bytes, a stage's own verdict."""
-    error = state.result(raise_on_failure=False)
-    return not isinstance(error, UserError | IntegrityError | StageError | ValueError | TypeError)
+    return not isinstance(state.result(raise_on_failure=False), _FINAL)
 
 
 def _flow_run_id() -> str:

@@ -108,9 +108,11 @@ def find_or_make(store: Store, work: Work, make: Callable[[], Product]) -> Commi
 
     Raises:
         IntegrityError: what is committed isn't whole; nothing is overwritten.
+        LeaseLostError: the run that this process held is another's by now.
     """
     if found := find(store, work):
         return found
+    store.guard()  # before hours of work, and once more before they are committed
     start, attempt = time.time(), begin_attempt(store, work.folder)
     product = make()
     manifest = Manifest(

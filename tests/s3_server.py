@@ -64,12 +64,19 @@ class S3Server:
 @contextlib.contextmanager
 def running_s3_server(folder: Path) -> Iterator[S3Server]:
     """A server that keeps its files in ``folder``, with an empty bucket; ended on leaving."""
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
     server = S3Server(f"http://127.0.0.1:{ports['s3.port']}")
+    with keep_running(server, folder, _command(folder / "data", ports)):
+        yield server
+
+
+@contextlib.contextmanager
+def keep_running(server: S3Server, folder: Path, command: list[str]) -> Iterator[None]:
+    """Run ``command``, whose S3 server answers as ``server`` says; its log goes to ``folder``."""
     log = folder / "server.log"
     with log.open("wb") as output:
         keeper = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER, *_command(folder / "data", ports)],
+            [sys.executable, "-c", _KEEPER, *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -81,15 +88,20 @@ def running_s3_server(folder: Path) -> Iterator[S3Server]:
         )
     try:
         _wait_until_it_serves(server, keeper, log)
-        yield server
+        yield
     finally:
         keeper.communicate()  # closes its standard input and waits for it
+
+
+def script(name: str) -> str:
+    """Path of a program that a package brought into this environment."""
+    return str(Path(sysconfig.get_path("scripts")) / name)
 
 
 def _command(data: Path, ports: dict[str, int]) -> list[str]:
     data.mkdir()
     return [
-        str(Path(sysconfig.get_path("scripts")) / "weed"),
+        script("weed"),
         "-logtostderr=true",
         "mini",
         f"-dir={data}",
@@ -104,7 +116,8 @@ def _command(data: Path, ports: dict[str, int]) -> list[str]:
     ]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each another."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -26,6 +26,8 @@ EXECUTION = {
     "update.algorithm",  # names a preset: the fields that it sets are identity
     "update.max_tokens_per_rank",
     "checkpoint.every",
+    "lease.single_writer",
+    "lease.ttl_seconds",
     "resources.ray_address",
     "resources.rollout.engines",
     "resources.rollout.gpus",
