@@ -7,7 +7,6 @@ that was asked of a GPU before.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,23 +64,26 @@ class StepSums:
 
     def reduce(self) -> dict[str, float]:
         """The step's metrics over all ranks, and ``update/trained_tokens``. Collective."""
-        tokens, weight = _summed([self._tokens, self._weight])
+        groups = (self._totals, self._over_tokens, self._as_loss, self._sizes)
+        vectors = [v.reshape(-1) for group in groups for v in group.values()]
+        sums = torch.cat([torch.stack([self._tokens, self._weight]), *vectors])
+        dist.all_reduce(sums)
+        tokens, weight, *values = sums.tolist()
+        left = iter(values)
         metrics = {"update/trained_tokens": tokens}
-        for sums, divisor in (
-            (self._totals, 1.0),
-            (self._over_tokens, tokens),
-            (self._as_loss, weight),
-        ):
-            totals = _summed(list(sums.values()))
-            metrics |= {name: total / divisor for name, total in zip(sums, totals, strict=True)}
-        for name, (total, squares) in zip(
-            self._sizes, _summed(list(self._sizes.values())), strict=True
-        ):
+        metrics |= {name: next(left) for name in self._totals}
+        metrics |= {name: next(left) / tokens for name in self._over_tokens}
+        metrics |= {name: next(left) / weight for name in self._as_loss}
+        for name in self._sizes:
+            total, squares = next(left), next(left)
             # Weights that are all 0 leave no sample.
             metrics[name] = total**2 / (tokens * squares) if squares else 0.0
+        return metrics | self._reduce_maxima()
+
+    def _reduce_maxima(self) -> dict[str, float]:
         maxima = torch.stack([self._zero(), *self._maxima.values()])
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-        return metrics | dict(zip(self._maxima, maxima[1:].tolist(), strict=True))
+        return dict(zip(self._maxima, maxima[1:].tolist(), strict=True))
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._device)
@@ -89,13 +91,3 @@ class StepSums:
 
 def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
-
-
-def _summed(values: list[torch.Tensor]) -> list[Any]:
-    """Sums over ranks."""
-    if not values:
-        return []
-    stacked = torch.stack(values)
-    dist.all_reduce(stacked)
-    result: list[Any] = stacked.tolist()
-    return result
