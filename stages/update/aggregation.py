@@ -20,14 +20,14 @@ def token_weights(
             equation 3); ``sequence_sum`` 1 / S; ``fixed_length`` 1 / (S max_new_tokens) (Dr. GRPO,
             arXiv:2503.20783, section 3.2).
     """
-    if aggregation == "sequence_mean":
-        return {i: 1 / (len(counts) * count) for i, count in counts.items()}
+    sequences, tokens = len(counts), sum(counts.values())
     divisors = {
-        "token_mean": sum(counts.values()),
-        "sequence_sum": len(counts),
-        "fixed_length": len(counts) * max_new_tokens,
+        "token_mean": lambda count: tokens,
+        "sequence_mean": lambda count: sequences * count,
+        "sequence_sum": lambda count: sequences,
+        "fixed_length": lambda count: sequences * max_new_tokens,
     }
-    return dict.fromkeys(counts, 1 / divisors[aggregation])
+    return {i: 1 / divisors[aggregation](count) for i, count in counts.items()}
 
 
 def pair_weights(counts: Mapping[int, int], pairs: Sequence[tuple[int, int]]) -> dict[int, float]:

@@ -96,7 +96,7 @@ def gmpo(s, config):
 def cispo(s, config):
     costs = []
     for t in range(len(s)):
-        ratio = math.exp(float(s.now[t] - s.old[t]))
+        ratio = math.exp((s.now[t] - s.old[t]).item())
         weight = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
         costs.append(-weight * s.advantage * s.now[t])
     return costs
@@ -134,7 +134,7 @@ def product(factors):
 
 def correction(s, config):
     """Weights old / sampler, plain numbers."""
-    ratios = [math.exp(float(s.old[t] - s.sampler[t])) for t in range(len(s))]
+    ratios = [math.exp((s.old[t] - s.sampler[t]).item()) for t in range(len(s))]
     if config.correction == "none":
         return [1.0] * len(s)
     if config.correction_level == "sequence":

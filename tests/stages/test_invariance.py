@@ -90,7 +90,7 @@ class Oracle:
         """(loss, flat gradient), float64."""
         loss = self.loss(config)
         gradients = torch.autograd.grad(loss, list(self.model.parameters()), retain_graph=True)
-        return float(loss), torch.cat([g.flatten() for g in gradients]).numpy()
+        return loss.item(), torch.cat([g.flatten() for g in gradients]).numpy()
 
 
 def results_of(ranks, folder):
