@@ -172,5 +172,5 @@ def _measure_correction(
     sums: StepSums, weight_N: torch.Tensor, was_bounded_N: torch.Tensor, config: UpdateConfig
 ) -> None:
     share = "clipped_share" if config.correction == "tis" else "masked_share"
-    sums.add_token_means({"correction/weight_mean": weight_N, f"correction/{share}": was_bounded_N})
-    sums.add_effective_size("correction/effective_sample_size", weight_N.double())
+    sums.add_token_means({"mismatch/weight_mean": weight_N, f"mismatch/{share}": was_bounded_N})
+    sums.add_effective_size("mismatch/corrected_sample_size", weight_N.double())

@@ -171,5 +171,5 @@ def test_cases_pass_every_bound_in_some_tokens_and_not_in_others(one_rank):
         shares = [n for n in metrics if n.endswith(("clipped_share", "masked_share"))]
         assert all(0 < metrics[share] < 1 for share in shares), name
         assert (
-            f"correction/{'masked' if config.correction == 'mis' else 'clipped'}_share" in shares
+            f"mismatch/{'masked' if config.correction == 'mis' else 'clipped'}_share" in shares
         ) == (config.correction != "none")

@@ -199,6 +199,6 @@ def test_mismatch_of_engine_and_trainer_is_measured_by_hand(model):
     size = weights.sum() ** 2 / (3 * (weights**2).sum())
     assert metrics["mismatch/effective_sample_size"] == pytest.approx(size, rel=1e-5)
     # 0.607 and 1.221 are out of bounds: of three tokens one is left.
-    assert metrics["correction/masked_share"] == pytest.approx(2 / 3)
-    assert metrics["correction/weight_mean"] == pytest.approx(weights[2] / 3, rel=1e-5)
-    assert metrics["correction/effective_sample_size"] == pytest.approx(1 / 3)
+    assert metrics["mismatch/masked_share"] == pytest.approx(2 / 3)
+    assert metrics["mismatch/weight_mean"] == pytest.approx(weights[2] / 3, rel=1e-5)
+    assert metrics["mismatch/corrected_sample_size"] == pytest.approx(1 / 3)
