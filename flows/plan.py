@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts.keys import canonical, key_of
 from flows.config import Config, UserError
+from flows.loss_checks import check_loss
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
@@ -37,7 +38,7 @@ class Plan:
     @property
     def needs_reference(self) -> bool:
         """Whether anything reads log-probs of a reference model."""
-        return max(self.config.update.kl_coef, self.config.update.reward_kl_coef) > 0
+        return self.config.update.needs_reference
 
     def identity(self) -> dict[str, Any]:
         """All that determines the run's numbers, as JSON values."""
@@ -101,7 +102,7 @@ class Plan:
             (
                 "reference model",
                 "loaded" if self.needs_reference else "not loaded",
-                "update.kl_coef > 0 or update.reward_kl_coef > 0",
+                "a KL in loss or reward, or a loss of preference pairs",
             ),
             *preset_rows(config.update.model_dump()),
         ]
@@ -116,6 +117,7 @@ def make_plan(config: Config) -> Plan:
     try:
         check_sizes(config)
         check_advantage(config)
+        check_loss(config)
         limit = prompt_limit(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)

@@ -24,7 +24,7 @@ class LogprobModel(torch.nn.Module):
         self.model = model
 
     def forward(self, batch: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logprobs_N, entropy_N): natural logs, float32; no gradient reaches the entropy."""
+        """(logprobs_N, entropy_N): natural logs, float32, both with a gradient."""
         with segments_of(batch):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
@@ -37,8 +37,9 @@ class LogprobModel(torch.nn.Module):
 class TokenLogprobs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature)[target], and the entropy, chunk by chunk.
 
-    The softmax is float32 whatever the product's type. Backward makes each chunk's logits
-    again: d logits = (onehot - p) * d logprob / temperature.
+    Logits and softmax are float32 whatever the inputs' type: rounded to bfloat16, a logit of 20
+    is off by up to 0.06. Backward makes each chunk's logits again:
+    d logits = ((onehot - p) d logprob - p (log p + entropy) d entropy) / temperature.
     """
 
     @staticmethod
@@ -49,9 +50,10 @@ class TokenLogprobs(torch.autograd.Function):
         targets_N: torch.Tensor,
         temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        head = Head(weight_VE, temperature)
         logprobs, entropies, normalizers = [], [], []
         for start in range(0, len(targets_N), CHUNK):
-            logits_CV = _logits(hidden_NE[start : start + CHUNK], weight_VE, temperature)
+            logits_CV = head.logits(hidden_NE[start : start + CHUNK])
             normalizer_C = logits_CV.logsumexp(-1)
             target_C = targets_N[start : start + CHUNK, None]
             logprobs.append(logits_CV.gather(-1, target_C)[:, 0] - normalizer_C)
@@ -60,29 +62,66 @@ class TokenLogprobs(torch.autograd.Function):
             normalizers.append(normalizer_C)
         empty = hidden_NE.new_zeros(0, dtype=torch.float32)
         normalizer_N = torch.cat([empty, *normalizers])
-        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, normalizer_N)
-        ctx.temperature = temperature
         entropy_N = torch.cat([empty, *entropies])
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, normalizer_N, entropy_N)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
         return torch.cat([empty, *logprobs]), entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_NE, weight_VE, targets_N, normalizer_N = ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden_NE, weight_VE, targets_N, normalizer_N, entropy_N = ctx.saved_tensors
+        head = Head(weight_VE, ctx.temperature)
         grad_hidden_NE = torch.zeros_like(hidden_NE)
         grad_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32)
         for start in range(0, len(targets_N), CHUNK):
             chunk = slice(start, start + CHUNK)
-            logits_CV = _logits(hidden_NE[chunk], weight_VE, ctx.temperature)
-            d_CV = (logits_CV - normalizer_N[chunk, None]).exp_().neg_()
-            target_C = targets_N[chunk, None]
-            d_CV.scatter_(1, target_C, d_CV.gather(1, target_C) + 1)
-            d_CV *= grads[0][chunk, None] / ctx.temperature
-            d_CV = d_CV.to(hidden_NE.dtype)
+            logp_CV = head.logits(hidden_NE[chunk]).sub_(normalizer_N[chunk, None])
+            d_logprob_C, d_entropy_C = (None if g is None else g[chunk, None] for g in grads)
+            d_CV = _logits_gradient(
+                logp_CV, targets_N[chunk, None], entropy_N[chunk, None], d_logprob_C, d_entropy_C
+            )
+            d_CV = d_CV.div_(ctx.temperature).to(hidden_NE.dtype)
             grad_hidden_NE[chunk] = d_CV @ weight_VE
             grad_weight_VE += d_CV.T @ hidden_NE[chunk]
         return grad_hidden_NE, grad_weight_VE.to(weight_VE.dtype), None, None
 
 
-def _logits(hidden_CE: torch.Tensor, weight_VE: torch.Tensor, temperature: float) -> torch.Tensor:
-    return (hidden_CE @ weight_VE.T).float() / temperature
+def _logits_gradient(
+    logp_CV: torch.Tensor,
+    target_C1: torch.Tensor,
+    entropy_C1: torch.Tensor,
+    d_logprob_C1: torch.Tensor | None,
+    d_entropy_C1: torch.Tensor | None,
+) -> torch.Tensor:
+    """(C, V): what the gradients of log-prob and entropy come to. Writes over ``logp_CV``."""
+    if d_entropy_C1 is None:
+        assert d_logprob_C1 is not None
+        d_CV = logp_CV.exp_().mul_(-d_logprob_C1)
+    else:
+        p_CV = logp_CV.exp()
+        d_CV = logp_CV.add_(entropy_C1).mul_(p_CV).mul_(-d_entropy_C1)
+        if d_logprob_C1 is None:
+            return d_CV
+        d_CV -= p_CV.mul_(d_logprob_C1)
+    d_CV.scatter_(1, target_C1, d_CV.gather(1, target_C1) + d_logprob_C1)
+    return d_CV
+
+
+class Head:
+    """The output head: hidden states to float32 logits at a temperature."""
+
+    def __init__(self, weight_VE: torch.Tensor, temperature: float) -> None:
+        # A GPU multiplies half precision into float32; a CPU takes float32 on both sides.
+        is_half = weight_VE.dtype.itemsize < 4
+        self._widens = is_half and weight_VE.is_cuda
+        self._weight_VE = weight_VE.float() if is_half and not weight_VE.is_cuda else weight_VE
+        self._temperature = temperature
+
+    def logits(self, hidden_CE: torch.Tensor) -> torch.Tensor:
+        """(C, V), float32, not rounded on the way."""
+        if self._widens:
+            product = torch.mm(hidden_CE, self._weight_VE.T, out_dtype=torch.float32)
+        else:
+            product = (hidden_CE.to(self._weight_VE.dtype) @ self._weight_VE.T).float()
+        return product.div_(self._temperature)

@@ -17,8 +17,9 @@ def plan_microbatches(
         max_tokens: the budget of one micro-batch on one rank.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    fewest = max(1, -(-sum(lengths) // (max_tokens * num_ranks)))
-    num_rounds = fewest
+    # A sample longer than the budget is alone: no more micro-batches than samples are of use.
+    most = -(-len(lengths) // num_ranks)
+    num_rounds = max(1, min(most, -(-sum(lengths) // (max_tokens * num_ranks))))
     while (bins := _fill(order, lengths, max_tokens, num_rounds * num_ranks)) is None:
         num_rounds += 1
     return [bins[rank::num_ranks] for rank in range(num_ranks)]

@@ -17,7 +17,7 @@ from stages.ledger import write_ledger
 from stages.score.config import ScoreConfig
 from stages.score.scorers import Scorers
 
-VERSION = 1
+VERSION = 2
 
 
 def score_work(

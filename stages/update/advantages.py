@@ -53,6 +53,7 @@ class Advantages:
     Attributes:
         advantages: (T,) a sample; 0 where the mask or the sample's weight is 0.
         returns: targets of the critic, (T,) a sample; None without one.
+        rewards_S: all of a sample's reward, penalties too; NaN where it was dropped.
         weights_S: 1 where the sample enters the step's counts, else 0.
         reward_kl: mean over samples of KL(sampler‖reference), nats; None where it isn't in the
             reward, or no sample has a reward.
@@ -61,6 +62,7 @@ class Advantages:
 
     advantages: list[np.ndarray]
     returns: list[np.ndarray] | None
+    rewards_S: np.ndarray
     weights_S: np.ndarray
     reward_kl: float | None
     metrics: dict[str, float | None] = field(default_factory=dict)
@@ -96,7 +98,7 @@ def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Ad
         reward_kl = _mean(_sums(kl, len(kl))[kept_S])
         metrics |= {"update/reward_kl": reward_kl, "update/reward_kl_coef": config.reward_kl_coef}
     returns = None if estimate.returns is None else list(estimate.returns)
-    return Advantages(advantages, returns, weights_S, reward_kl, metrics)
+    return Advantages(advantages, returns, batch.rewards_S, weights_S, reward_kl, metrics)
 
 
 def make_batch(

@@ -11,7 +11,12 @@ from stages.user_code import is_import_path
 
 # Fields that may name a user's function: where it lies is no identity, its source is, and enters
 # an update's key by its digest.
-FUNCTION_FIELDS = ("advantage",)
+FUNCTION_FIELDS = ("advantage", "loss")
+
+# What `loss` may name; the functions are in losses.py, which loads torch.
+LOSSES = ("clip", "gspo", "cispo", "gmpo", "sapo", "reinforce", "dpo", "ipo")
+# Those that compare the best sample of a group with its worst.
+PAIR_LOSSES = ("dpo", "ipo")
 
 
 class UpdateConfig(Section):
@@ -26,15 +31,40 @@ class UpdateConfig(Section):
         description="how rewards become advantages: a name, module:function, file.py:function",
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps an iteration")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio floor is 1 - clip_low")
+    loss: str = Field(
+        "clip",
+        description="what a token costs: a name, module:function, file.py:function",
+    )
+    clip_low: float = Field(0.2, gt=0, le=1, description="ratio floor is 1 - clip_low")
     clip_high: float = Field(0.2, gt=0, description="ratio ceiling is 1 + clip_high")
-    kl_coef: float = Field(0.0, ge=0, description="weight of k3 against the reference model")
+    clip_dual: float | None = Field(
+        None, gt=1, description="clip and gspo: ceiling of the ratio where the advantage is < 0"
+    )
+    sapo_tau_pos: float = Field(1.0, gt=0, description="sapo: gate where the advantage is > 0")
+    sapo_tau_neg: float = Field(1.05, gt=0, description="sapo: gate elsewhere; larger is tighter")
+    dpo_beta: float = Field(0.1, gt=0, description="dpo, ipo: pull towards the reference")
+    dpo_label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="dpo: how often a preference may be wrong"
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy, which is raised")
+    kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference model")
+    kl_estimator: Literal["k1", "k2", "k3", "k3_weighted"] = Field(
+        "k3", description="of that KL, by what its gradient is: see docs/algorithms.md"
+    )
     old_logprobs: Literal["recompute", "sampler"] = Field(
         "recompute", description="denominator of the ratio: the trainer's own, or the engine's"
     )
-    loss_aggregation: Literal["token_mean", "sequence_mean"] = Field(
-        "token_mean", description="over all tokens of the step, or over sequences of token means"
+    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"] = (
+        Field("token_mean", description="what the step's sum of token losses is divided by")
     )
+    correction: Literal["none", "tis", "mis"] = Field(
+        "none", description="weights old / sampler: truncated, or masked out of bounds"
+    )
+    correction_level: Literal["token", "sequence"] = Field(
+        "token", description="weights of single tokens, or of whole responses"
+    )
+    correction_cap: float = Field(2.0, gt=0, description="upper bound of a weight")
+    correction_floor: float = Field(0.0, ge=0, description="mis: lower bound of a weight")
     gamma: float = Field(1.0, gt=0, le=1, description="discount, a token")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="GAE's lambda")
     reward_kl_coef: float = Field(
@@ -99,6 +129,26 @@ class UpdateConfig(Section):
         """Field to import path, where it names the user's own function."""
         values = {name: getattr(self, name) for name in FUNCTION_FIELDS}
         return {name: value for name, value in values.items() if is_import_path(value)}
+
+    @field_validator("loss")
+    @classmethod
+    def _is_a_loss(cls, value: str) -> str:
+        if value not in LOSSES and not is_import_path(value):
+            raise ValueError(
+                f"there is no such loss; there are {', '.join(LOSSES)}, and your own as "
+                "module:function or file.py:function"
+            )
+        return value
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether the loss is one of preference pairs."""
+        return self.loss in PAIR_LOSSES
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the update reads log-probs of a reference model."""
+        return self.kl_coef > 0 or self.reward_kl_coef > 0 or self.compares_pairs
 
     def identity(self) -> dict[str, Any]:
         """The fields that change numbers; a user's function is ``:name``, wherever it lies."""

@@ -1,39 +1,30 @@
-"""One forward of a micro-batch: its loss, and the sums that the step's metrics are made of.
+"""One forward of a micro-batch: its share of the step's loss, and of the step's metrics.
 
 Shapes: N response tokens of the micro-batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from stages.packed import Packed, pack
 from stages.update.config import UpdateConfig
-from stages.update.losses import clipped_surrogate, k3
+from stages.update.correction import correction_weights
+from stages.update.kl import k3, kl_estimate
+from stages.update.loss_inputs import Loss, LossInputs, TokenLoss
 from stages.update.samples import Samples
-
-_SUMS = (
-    "loss",
-    "policy_loss",
-    "kl_loss",
-    "tokens",
-    "clipped",
-    "entropy",
-    "ratio",
-    "mismatch_k1",
-    "mismatch_k3",
-    "mismatch_abs",
-    "reference_k3",
-)
-_MAXIMA = ("mismatch_abs_max", "ratio_max")
+from stages.update.step_sums import StepSums
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Packed samples with one entry a response token; float32. ``scale_N`` is the loss weight."""
+    """Packed samples with one entry a response token; float32, but for ``sequence_N``.
+
+    ``scale_N`` is a token's weight in the step's loss, 0 where the mask is 0. Without ``old_N``
+    the policy in training is its own old one.
+    """
 
     packed: Packed
     scale_N: torch.Tensor
@@ -42,6 +33,8 @@ class MicroBatch:
     sampler_N: torch.Tensor
     old_N: torch.Tensor | None
     reference_N: torch.Tensor | None
+    sequence_N: torch.Tensor
+    num_sequences: int
 
     @classmethod
     def of(
@@ -52,31 +45,50 @@ class MicroBatch:
         device: torch.device,
         scale: Mapping[int, float] | None = None,
     ) -> "MicroBatch":
-        """The micro-batch of ``members``. An empty one is a sample of weight 0: every rank has
-        to take part in every collective."""
-        weight = scale or {}
-        is_empty = not members
-        members = list(members) or [_shortest(samples)]
+        """The micro-batch of ``members``. An empty one is a pair of samples of weight 0: every
+        rank has to take part in every collective."""
+        weights, is_empty = scale or {}, not members
+        members = list(members) or [_shortest(samples)] * 2
         masks = [samples.loss_masks[i] * (not is_empty) for i in members]
-        lengths = [len(samples.sequences[i][1]) for i in members]
+        lengths = [len(mask) for mask in masks]
 
         def tokens(parts: Sequence[np.ndarray]) -> torch.Tensor:
             joined = np.concatenate(parts).astype(np.float32)
             return torch.from_numpy(joined).to(device)
 
-        def repeated(values: Sequence[float]) -> torch.Tensor:
-            return tokens([np.full(n, v) for n, v in zip(lengths, values, strict=True)])
+        def of_members(column: Sequence[np.ndarray] | None) -> torch.Tensor | None:
+            return None if column is None else tokens([column[i] for i in members])
 
-        mask_N = tokens(masks)
-        reference = samples.reference_logprobs
         return cls(
             packed=pack([samples.sequences[i] for i in members], device),
-            scale_N=repeated([weight.get(i, 0.0) for i in members]) * mask_N,
-            mask_N=mask_N,
+            scale_N=tokens([m * weights.get(i, 0.0) for i, m in zip(members, masks, strict=True)]),
+            mask_N=tokens(masks),
             advantages_N=tokens([samples.advantages[i] for i in members]),
             sampler_N=tokens([samples.sampler_logprobs[i] for i in members]),
-            old_N=None if old is None else tokens([old[i] for i in members]),
-            reference_N=None if reference is None else tokens([reference[i] for i in members]),
+            old_N=of_members(old),
+            reference_N=of_members(samples.reference_logprobs),
+            sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), lengths)).to(device),
+            num_sequences=len(members),
+        )
+
+    def inputs(self, logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> LossInputs:
+        """What a loss gets, with what the model has computed."""
+        now_N, was_chosen_N = logprobs_N.detach(), self.mask_N > 0
+
+        def chosen(values_N: torch.Tensor | None) -> torch.Tensor:
+            # What the rollout holds for tokens that nobody sampled must not reach an exp().
+            return now_N if values_N is None else torch.where(was_chosen_N, values_N, now_N)
+
+        return LossInputs(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_N=chosen(self.old_N),
+            sampler_N=chosen(self.sampler_N),
+            reference_N=None if self.reference_N is None else chosen(self.reference_N),
+            advantages_N=self.advantages_N * self.mask_N,
+            mask_N=self.mask_N,
+            sequence_N=self.sequence_N,
+            num_sequences=self.num_sequences,
         )
 
 
@@ -85,99 +97,80 @@ def _shortest(samples: Samples) -> int:
     return min((i for i in range(len(samples)) if samples.sequences[i][1]), key=lengths.__getitem__)
 
 
-@dataclass
-class StepSums:
-    """Sums and maxima over the tokens of a step on this rank."""
-
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
-    maxima: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_MAXIMA, 0.0))
-
-    def add(self, **values: torch.Tensor) -> None:
-        """Add up scalars."""
-        for name, value in values.items():
-            self.sums[name] += float(value)
-
-    def reach(self, **values: torch.Tensor) -> None:
-        """Raise maxima."""
-        for name, value in values.items():
-            self.maxima[name] = max(self.maxima[name], float(value))
-
-    def reduce(self, device: torch.device) -> dict[str, float]:
-        """The step's metrics over all ranks: means over tokens, not means of means."""
-        sums = torch.tensor([self.sums[n] for n in _SUMS], dtype=torch.float64, device=device)
-        maxima = torch.tensor([self.maxima[n] for n in _MAXIMA], dtype=torch.float64, device=device)
-        dist.all_reduce(sums)
-        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-        total = dict(zip(_SUMS, sums.tolist(), strict=True))
-        tokens = max(total["tokens"], 1.0)
-        return {
-            "update/loss": total["loss"],
-            "update/policy_loss": total["policy_loss"],
-            "update/kl_loss": total["kl_loss"],
-            "update/trained_tokens": total["tokens"],
-            "update/clipped_share": total["clipped"] / tokens,
-            "update/entropy": total["entropy"] / tokens,
-            "update/ratio_mean": total["ratio"] / tokens,
-            "update/reference_kl": total["reference_k3"] / tokens,
-            "mismatch/k1": total["mismatch_k1"] / tokens,
-            "mismatch/k3": total["mismatch_k3"] / tokens,
-            "mismatch/logprob_abs_mean": total["mismatch_abs"] / tokens,
-            "mismatch/logprob_abs_max": float(maxima[0]),
-            "update/ratio_max": float(maxima[1]),
-        }
-
-
 def microbatch_loss(
-    model: torch.nn.Module,
-    batch: MicroBatch,
-    config: UpdateConfig,
-    temperature: float,
-    sums: StepSums,
+    loss: Loss, batch: MicroBatch, inputs: LossInputs, config: UpdateConfig, sums: StepSums
 ) -> torch.Tensor:
-    """The micro-batch's share of the step's loss, a scalar to differentiate."""
-    logprobs_N, entropy_N = model(batch.packed, temperature)
-    old_N = logprobs_N.detach() if batch.old_N is None else batch.old_N
-    policy_N, clipped_N = clipped_surrogate(
-        logprobs_N, old_N, batch.advantages_N, config.clip_low, config.clip_high
-    )
-    policy = (policy_N * batch.scale_N).sum()
-    loss = policy
-    if batch.reference_N is not None and config.kl_coef > 0:
-        k3_N = k3(logprobs_N, batch.reference_N)
-        kl = config.kl_coef * (k3_N * batch.scale_N).sum()
-        loss = policy + kl
-        sums.add(kl_loss=kl.detach(), reference_k3=(k3_N.detach() * batch.mask_N).sum())
+    """The micro-batch's share of the step's loss, a scalar to differentiate:
+
+    the sum of weight x (correction x loss + kl_coef x KL - entropy_coef x entropy).
+    """
+    sums.count(batch.mask_N, batch.scale_N)
+    policy = _checked(loss(inputs, config), inputs, config.loss)
+    correction_N, was_bounded_N = correction_weights(inputs, config)
+    parts = {"update/policy_loss": (policy.loss_N * correction_N * batch.scale_N).sum()}
+    if inputs.reference_N is not None and config.kl_coef > 0:
+        kl_N = kl_estimate(inputs, inputs.reference_N, config)
+        parts["update/kl_loss"] = config.kl_coef * (kl_N * batch.scale_N).sum()
+    if config.entropy_coef > 0:
+        bonus = config.entropy_coef * (inputs.entropy_N * batch.scale_N).sum()
+        parts["update/entropy_loss"] = -bonus
+    total = torch.stack(list(parts.values())).sum()
     with torch.no_grad():
-        # The trainer's view of the policy that sampled; the engine's own tells nothing of itself.
-        trainer_N = logprobs_N if config.old_logprobs == "sampler" else old_N
-        _count_ratio(sums, batch.mask_N, logprobs_N - old_N, clipped_N, entropy_N)
-        _count_mismatch(sums, batch.mask_N, batch.sampler_N - trainer_N)
-        sums.add(loss=loss, policy_loss=policy)
-    return loss
+        sums.add_totals({"update/loss": total, **parts})
+        sums.add_loss_means({f"update/{name}": v_N for name, v_N in policy.metrics.items()})
+        _measure_policy(sums, inputs)
+        _measure_mismatch(sums, inputs, config)
+        if config.correction != "none":
+            _measure_correction(sums, correction_N, was_bounded_N, config)
+    return total
 
 
-def _count_ratio(
-    sums: StepSums,
-    mask_N: torch.Tensor,
-    log_ratio_N: torch.Tensor,
-    clipped_N: torch.Tensor,
-    entropy_N: torch.Tensor,
+def _checked(policy: TokenLoss, inputs: LossInputs, name: str) -> TokenLoss:
+    """``policy``, whose values are one a token.
+
+    Raises:
+        TypeError, ValueError: a user's loss gave something else.
+    """
+    if not isinstance(policy, TokenLoss):
+        raise TypeError(f"loss {name} gave a {type(policy).__name__}: return a TokenLoss")
+    shape = tuple(inputs.logprobs_N.shape)
+    for what, values in {"loss_N": policy.loss_N, **policy.metrics}.items():
+        if tuple(values.shape) != shape:
+            raise ValueError(
+                f"loss {name} gave {what} of shape {tuple(values.shape)}, and there are "
+                f"{shape[0]} tokens: give one value a token"
+            )
+    return policy
+
+
+def _measure_policy(sums: StepSums, inputs: LossInputs) -> None:
+    ratio_N = inputs.log_ratios().exp()
+    sums.add_token_means({"update/entropy": inputs.entropy_N, "update/ratio_mean": ratio_N})
+    sums.add_maxima({"update/ratio_max": ratio_N})
+    if inputs.reference_N is not None:
+        kl_N = k3(inputs.logprobs_N, inputs.reference_N)
+        sums.add_token_means({"update/reference_kl": kl_N})
+
+
+def _measure_mismatch(sums: StepSums, inputs: LossInputs, config: UpdateConfig) -> None:
+    """Sampler against trainer; k1 and k3 estimate KL(sampler‖trainer)."""
+    # The trainer's view of the policy that sampled; the engine's own tells nothing of itself.
+    trainer_N = inputs.logprobs_N if config.old_logprobs == "sampler" else inputs.old_N
+    gap_N = (inputs.sampler_N - trainer_N).double()
+    sums.add_token_means(
+        {
+            "mismatch/k1": gap_N,
+            "mismatch/k3": torch.expm1(-gap_N) + gap_N,
+            "mismatch/logprob_abs_mean": gap_N.abs(),
+        }
+    )
+    sums.add_effective_size("mismatch/effective_sample_size", (-gap_N).exp())
+    sums.add_maxima({"mismatch/logprob_abs_max": gap_N.abs()})
+
+
+def _measure_correction(
+    sums: StepSums, weight_N: torch.Tensor, was_bounded_N: torch.Tensor, config: UpdateConfig
 ) -> None:
-    ratio_N = log_ratio_N.exp()
-    sums.add(
-        tokens=mask_N.sum(),
-        clipped=(clipped_N * mask_N).sum(),
-        entropy=(entropy_N * mask_N).sum(),
-        ratio=(ratio_N * mask_N).sum(),
-    )
-    sums.reach(ratio_max=(ratio_N * mask_N).max())
-
-
-def _count_mismatch(sums: StepSums, mask_N: torch.Tensor, gap_N: torch.Tensor) -> None:
-    """``gap_N``: sampler less trainer log-prob; k1 and k3 estimate KL(sampler‖trainer)."""
-    sums.add(
-        mismatch_k1=(gap_N * mask_N).sum(),
-        mismatch_k3=(((-gap_N).exp() + gap_N - 1) * mask_N).sum(),
-        mismatch_abs=(gap_N.abs() * mask_N).sum(),
-    )
-    sums.reach(mismatch_abs_max=(gap_N.abs() * mask_N).max())
+    share = "clipped_share" if config.correction == "tis" else "masked_share"
+    sums.add_token_means({"mismatch/weight_mean": weight_N, f"mismatch/{share}": was_bounded_N})
+    sums.add_effective_size("mismatch/corrected_sample_size", weight_N.double())

@@ -24,7 +24,7 @@ from stages.update.trainer_spec import UpdateResult
 from stages.update.trainers import Trainers, policy_work
 from stages.user_code import load_function
 
-VERSION = 1
+VERSION = 2
 
 
 def update_work(
@@ -153,10 +153,11 @@ def save_snapshot(store: Store, update: Committed, trainers: Trainers) -> Commit
 
 
 def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
-    """Means over an iteration's optimizer steps; counts are summed, maxima kept."""
+    """Means over those of an iteration's optimizer steps that have the metric, as a skipped one
+    measures nothing; counts are summed, maxima kept."""
     means: dict[str, float | None] = {}
-    for name in steps[0]:
-        values = [step[name] for step in steps]
+    for name in dict.fromkeys(name for step in steps for name in step):
+        values = [step[name] for step in steps if name in step]
         if name == "step":
             means["update/steps_finished"] = max(values)
         elif name.endswith(("_samples", "_tokens", "_steps")):

@@ -22,6 +22,8 @@ class Samples:
     """S samples. Ragged columns are lists of arrays, one entry a response token.
 
     Attributes:
+        rewards_S: float64, all of the reward, penalties too; NaN where it was dropped.
+        max_new_tokens: longest response that the rollout allowed.
         weights_S: 1 where the sample enters the step's counts, else 0.
         advantages: float64, 0 where there is nothing to learn.
         returns: float64, what a critic learns; None without one.
@@ -35,6 +37,8 @@ class Samples:
     loss_masks: list[np.ndarray]
     sampler_logprobs: list[np.ndarray]
     reference_logprobs: list[np.ndarray] | None
+    rewards_S: np.ndarray
+    max_new_tokens: int
     weights_S: np.ndarray
     advantages: list[np.ndarray]
     returns: list[np.ndarray] | None = None
@@ -78,6 +82,8 @@ def read_samples(
         reference_logprobs=(
             None if scored.reference_logprobs is None else list(scored.reference_logprobs)
         ),
+        rewards_S=made.rewards_S,
+        max_new_tokens=scored.max_new_tokens,
         weights_S=made.weights_S,
         advantages=made.advantages,
         returns=made.returns,

@@ -1,13 +1,10 @@
-"""One rank of the trainer: FSDP2 over a Hugging Face model, and the optimizer step.
+"""One rank of the trainer: FSDP2 over a Hugging Face model, its optimizer, and what is kept.
 
-Shapes: S samples of a minibatch, N response tokens of a micro-batch.
-
-The loss of a step is a sum over its tokens with weights that add up to 1 over all micro-batches
-and ranks, and gradients are summed, so no split of the samples changes what is computed.
+Shapes: N response tokens of a micro-batch.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +16,15 @@ from artifacts.manifests import Ref, Shard
 from artifacts.store import Store
 from stages.arrays import array_of
 from stages.models import device_of_this_process, load_causal_lm
-from stages.packing import plan_microbatches
 from stages.update.digests import tensor_records, weights_digest
 from stages.update.group import join_group, listen
-from stages.update.microbatch import MicroBatch, StepSums, microbatch_loss
+from stages.update.microbatch import MicroBatch
 from stages.update.samples import Samples, read_samples, split_minibatches
 from stages.update.schedule import learning_rate
 from stages.update.sharding import full_tensors, make_optimizer, restore_moments, shard_model
 from stages.update.snapshot import Snapshot, read_snapshot, write_snapshot
+from stages.update.step import StepPlan, accumulate_gradients, microbatches_of, plan_step
+from stages.update.step_sums import StepSums
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
 
 
@@ -61,11 +59,13 @@ class TrainerRank:
         spec, start = self._spec, time.perf_counter()
         samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
         seconds["read"] = time.perf_counter() - start
-        old = self._old_logprobs(samples)
+        minibatches = split_minibatches(samples.groups, spec.config.minibatches)
+        plans = [plan_step(samples, indices, spec.config) for indices in minibatches]
+        old = self._old_logprobs(samples, plans)
         steps, step_of_sample = [], [0] * len(samples)
         start = time.perf_counter()
-        for indices in split_minibatches(samples.groups, spec.config.minibatches):
-            steps.append(self._optimizer_step(samples, indices, old))
+        for indices, plan in zip(minibatches, plans, strict=True):
+            steps.append(self._optimizer_step(samples, indices, plan, old))
             for i in indices:
                 step_of_sample[i] = self._step
         seconds["steps"] = time.perf_counter() - start
@@ -143,70 +143,63 @@ class TrainerRank:
                 self._handover[name] = array_of(whole.to(dtype))
         return tensor_records(masters)
 
-    def _old_logprobs(self, samples: Samples) -> list[np.ndarray] | None:
-        """The ratio's denominators, a sample; None: the step's own, as there is only one."""
+    def _old_logprobs(self, samples: Samples, steps: Sequence[StepPlan]) -> list[np.ndarray] | None:
+        """The ratio's denominators, a sample; None: the step's own, as there is only one step, or
+        no ratio."""
         if self._spec.config.old_logprobs == "sampler":
             return samples.sampler_logprobs
-        if self._spec.config.minibatches == 1:
+        if len(steps) == 1 or self._spec.config.compares_pairs:
             return None
-        return self._recompute(samples)
+        return self._recompute(samples, steps)
 
     @torch.no_grad()
-    def _recompute(self, samples: Samples) -> list[np.ndarray]:
+    def _recompute(self, samples: Samples, steps: Sequence[StepPlan]) -> list[np.ndarray]:
+        units = [unit for step in steps for unit in step.units]
         parts: list[tuple[int, np.ndarray]] = []
-        for members in self._my_microbatches(samples, self._teaching(samples, range(len(samples)))):
+        for members in self._my_microbatches(samples, units):
             batch = MicroBatch.of(samples, members, None, self._device)
             logprobs_N, _ = self._model(batch.packed, self._spec.temperature)
-            split = logprobs_N.cpu().split([len(samples.sequences[i][1]) for i in members or [0]])
+            split = logprobs_N.cpu().split(batch.sequence_N.bincount().tolist())
+            # An empty micro-batch has sequences of nobody.
             parts += [(i, part.numpy()) for i, part in zip(members, split, strict=False)]
         gathered: list[Any] = [None] * self._world
         dist.all_gather_object(gathered, parts)
-        old = [np.zeros(0, np.float32)] * len(samples)
+        old = [np.zeros(len(response), np.float32) for _, response in samples.sequences]
         for i, part in (pair for rank in gathered for pair in rank):
             old[i] = part
         return old
 
-    def _teaching(self, samples: Samples, indices: Sequence[int]) -> list[int]:
-        """Those of ``indices`` whose gradient is not 0 by construction."""
-        if self._spec.config.kl_coef > 0:
-            return [i for i in indices if samples.weights_S[i] > 0 and samples.sequences[i][1]]
-        return [i for i in indices if samples.advantages[i].any()]
-
-    def _my_microbatches(self, samples: Samples, indices: Sequence[int]) -> list[list[int]]:
-        lengths = samples.lengths()
-        plan = plan_microbatches(
-            [lengths[i] for i in indices], self._spec.config.max_tokens_per_rank, self._world
-        )
-        return [[indices[k] for k in members] for members in plan[self._rank]]
+    def _my_microbatches(
+        self, samples: Samples, units: Sequence[tuple[int, ...]]
+    ) -> list[list[int]]:
+        budget = self._spec.config.max_tokens_per_rank
+        return microbatches_of(samples, units, budget, self._rank, self._world)
 
     def _optimizer_step(
-        self, samples: Samples, indices: Sequence[int], old: Sequence[np.ndarray] | None
+        self,
+        samples: Samples,
+        indices: Sequence[int],
+        step: StepPlan,
+        old: Sequence[np.ndarray] | None,
     ) -> dict[str, float]:
         config = self._spec.config
         lr = learning_rate(config, self._step, self._spec.total_steps)
-        teaching = self._teaching(samples, indices)
-        scale = loss_scale(samples, indices, config.loss_aggregation)
-        sums = StepSums()
-        if teaching:
-            microbatches = self._my_microbatches(samples, teaching)
-            for n, members in enumerate(microbatches):
-                self._model.set_requires_gradient_sync(n == len(microbatches) - 1)
-                batch = MicroBatch.of(samples, members, old, self._device, scale)
-                loss = microbatch_loss(self._model, batch, config, self._spec.temperature, sums)
-                loss.backward()
+        sums, norm = StepSums(self._device), 0.0
+        if step.units:
+            microbatches = self._my_microbatches(samples, step.units)
+            sums = accumulate_gradients(
+                self._model, samples, step, microbatches, old, config, self._spec.temperature
+            )
             norm = self._apply(lr)
-        else:
-            norm = 0.0
         self._step += 1
-        metrics = sums.reduce(self._device)
         return {
             "step": self._step,
             "update/lr": lr,
             "update/grad_norm": norm,
-            "update/trained_samples": len(teaching),
+            "update/trained_samples": step.num_samples,
             "update/left_out_samples": len(indices) - int(samples.weights_S[list(indices)].sum()),
-            "update/skipped_steps": 0.0 if teaching else 1.0,
-            **metrics,
+            "update/skipped_steps": 0.0 if step.units else 1.0,
+            **sums.reduce(),
         }
 
     def _apply(self, lr: float) -> float:
@@ -219,22 +212,6 @@ class TrainerRank:
         self._optimizer.zero_grad()
         self._taken += 1
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-
-
-def loss_scale(samples: Samples, indices: Sequence[int], aggregation: str) -> Mapping[int, float]:
-    """Weight of each token of a sample, such that a step's weights add up to 1.
-
-    The counts are those of the whole optimizer step, over micro-batches and ranks, and hold every
-    sample that has a reward, whether its advantage is 0 or not.
-    """
-    counts = {i: int(samples.loss_masks[i].sum()) for i in indices if samples.weights_S[i] > 0}
-    counts = {i: count for i, count in counts.items() if count > 0}
-    if not counts:
-        return {}
-    if aggregation == "token_mean":
-        total = sum(counts.values())
-        return dict.fromkeys(counts, 1 / total)
-    return {i: 1 / (len(counts) * count) for i, count in counts.items()}
 
 
 def _put_weights(model: Any, saved: Snapshot) -> None:

@@ -86,6 +86,11 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ("update.advantage=rewards.py:absent", "has no function 'absent'; it has fine"),
         ("update.gamma=0.9", "grpo does not discount: take gamma 1, or one of reinforce"),
         ("update.overlong_buffer_tokens=9", "is more than rollout.max_new_tokens 8"),
+        ("update.loss=klip", "there is no such loss; there are clip, gspo, cispo"),
+        ("update.loss=rewards.py:absent", "has no function 'absent'; it has fine"),
+        ("update.clip_dual=0.9", "update.clip_dual is 0.9: input should be greater than 1"),
+        ("update.sapo_tau_pos=2", "update.loss clip does not read it: leave it out, or take sapo"),
+        ("update.correction_floor=0.5", "only update.correction=mis has a lower bound"),
         ("update.reward_kl_target=6", "reward_kl_coef 0 stays 0 whatever is measured"),
         ("resources.rollout.engines=9", "more than an iteration's 1 shards"),
         ("rollout.max_new_tokens=128", "pass the model's context of 128"),
@@ -126,6 +131,26 @@ def test_config_that_cannot_work_is_refused_in_a_sentence(
                 "update.zero_spread=drop",
             ],
             "leaves out groups of equal rewards: all of them",
+        ),
+        (
+            ["update.correction=tis", "update.old_logprobs=sampler"],
+            "the ratio itself is against the sampler: take old_logprobs=recompute",
+        ),
+        (
+            ["update.correction=mis", "update.correction_floor=2"],
+            "correction_floor 2 is not below update.correction_cap 2, so every token",
+        ),
+        (
+            ["update.loss=dpo", "update.advantage=reinforce", "rollout.samples_per_prompt=1"],
+            "update.loss dpo compares the samples of a prompt: take 2 or more",
+        ),
+        (
+            ["update.loss=dpo", "update.correction=tis"],
+            "takes pairs from whatever sampled them: leave update.correction at none",
+        ),
+        (
+            ["update.loss=ipo", "update.loss_aggregation=sequence_mean"],
+            "ipo is a mean over pairs, and update.loss_aggregation sequence_mean is one of tokens",
         ),
     ],
 )

@@ -24,3 +24,8 @@ def test_plan_holds_every_sample_once_within_the_budget_on_equal_rounds(lengths,
 def test_plan_of_even_samples_is_even():
     plan = plan_microbatches([10] * 16, 40, 2)
     assert [[len(m) for m in rank] for rank in plan] == [[4, 4], [4, 4]]
+
+
+def test_plan_of_samples_beyond_the_budget_gives_each_a_micro_batch_and_none_to_nobody():
+    plan = plan_microbatches([50, 60, 70], 10, 2)
+    assert sorted(len(m) for rank in plan for m in rank) == [0, 1, 1, 1]
