@@ -48,6 +48,7 @@ DOORS = {
         "stages/update/losses.py",
         "stages/update/microbatch.py",
         "stages/update/preferences.py",
+        "stages/update/randomness.py",
         "stages/update/sharding.py",
         "stages/update/step_sums.py",
         "stages/update/trainer.py",

@@ -19,6 +19,7 @@ from stages.models import device_of_this_process, load_causal_lm
 from stages.update.digests import tensor_records, weights_digest
 from stages.update.group import join_group, listen
 from stages.update.microbatch import MicroBatch
+from stages.update.randomness import seed_step
 from stages.update.samples import Samples, read_samples, split_minibatches
 from stages.update.schedule import learning_rate
 from stages.update.sharding import full_tensors, make_optimizer, restore_moments, shard_model
@@ -65,6 +66,7 @@ class TrainerRank:
         steps, step_of_sample = [], [0] * len(samples)
         start = time.perf_counter()
         for indices, plan in zip(minibatches, plans, strict=True):
+            seed_step(order.rollout.digest, self._step, self._rank)
             steps.append(self._optimizer_step(samples, indices, plan, old))
             for i in indices:
                 step_of_sample[i] = self._step
@@ -136,6 +138,7 @@ class TrainerRank:
         dtype = getattr(torch, self._spec.handover_dtype)
         masters: dict[str, tuple[str, np.ndarray]] = {}
         self._handover = {}
+        self._model.reshard()  # a forward without a backward leaves the root's weights whole
         for name, parameter in self._model.model.named_parameters():
             whole = parameter.detach().full_tensor().cpu()
             if self._rank == 0:

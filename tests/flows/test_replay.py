@@ -45,6 +45,26 @@ def test_replay_of_an_undisturbed_update_is_equal_bit_by_bit(whole, iteration, r
     assert found.tensors > 10
 
 
+NOISY = """
+import random
+import numpy as np
+import torch
+from stages.update.loss_inputs import TokenLoss
+
+def noisy(inputs, config):
+    noise = 1 + random.random() + float(np.random.rand()) + torch.rand(())
+    return TokenLoss(-noise * inputs.advantages_N * inputs.logprobs_N)
+"""
+
+
+def test_replay_of_an_update_whose_loss_draws_random_numbers_draws_the_same(folder):
+    (folder / "noisy.py").write_text(NOISY)
+    noisy = ("run=noisy", "iterations=2", "update.loss=noisy.py:noisy")
+    with session(*noisy) as made:
+        train(made)
+    assert replay(f"{folder}/runs/noisy", 2, debug=True).differences == []
+
+
 def test_replay_writes_nothing(whole, folder):
     before = sorted(p for p in (folder / "runs").rglob("*"))
     replay(whole, 3, debug=True)

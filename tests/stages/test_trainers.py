@@ -186,9 +186,10 @@ def test_replay_of_an_update_that_does_not_fit_its_digest_is_refused(ray, folder
         trainers.bring_to(store, history)
 
 
-def test_step_without_any_spread_leaves_the_weights_alone(folder, tmp_path):
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_step_without_any_spread_leaves_the_weights_alone(folder, tmp_path, minibatches):
     store = Store(str(tmp_path))
-    config = CONFIG.model_copy(update={"kl_coef": 0.0, "minibatches": 1})
+    config = CONFIG.model_copy(update={"kl_coef": 0.0, "minibatches": minibatches})
     spec = TrainerSpec(folder, config, "drop_sample", TEMPERATURE, 3, "float32")
     trainers = Trainers(LocalCluster(), spec, 1, Placement())
     rollout, scores = handmade.commit_iteration(store, 1, groups=1, nulls=0)

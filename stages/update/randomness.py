@@ -1,0 +1,20 @@
+"""Random numbers of an optimizer step: drawn anew for each, so that none has a past to restore."""
+
+import random
+
+import numpy as np
+import torch
+
+from artifacts.keys import key_of
+
+
+def seed_step(rollout_digest: str, step: int, rank: int) -> None:
+    """Seed python, numpy and torch for optimizer step ``step`` on ``rank``.
+
+    Dropout, or a loss of the user's own that samples, then gives the same in any replay and after
+    any resume. The digest of the rollout stands for the run's seed and all that came before.
+    """
+    seed = int(key_of({"rollout": rollout_digest, "step": step, "rank": rank})[:16], 16)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
