@@ -26,7 +26,7 @@ from stages.rollout import run as rollout_stage  # noqa: E402
 from stages.rollout.config import DataConfig, RolloutConfig  # noqa: E402
 from stages.rollout.engines import Engines  # noqa: E402
 from stages.rollout.prompts import PromptSet, PromptWork  # noqa: E402
-from stages.rollout.vllm_engine import VllmEngine, environment  # noqa: E402
+from stages.rollout.vllm_engine import VllmEngine  # noqa: E402
 from stages.rollout.worker import PolicyName  # noqa: E402
 from stages.workers import Placement  # noqa: E402
 
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace, folder: str) -> list[tuple[float, float]]:
     cluster = RayCluster(None)
     committed = commit_prompts(store, args.prompts * (args.rounds + 1), args.length)
     prompts = PromptSet(store, committed)
-    place = Placement(args.gpus, args.threads, environment(RolloutConfig()))
+    place = Placement(args.gpus, args.threads)
     engines = Engines(cluster, args.model, BASE, args.config, args.context, 1, place)
     (bare,) = cluster.start(
         "rollout_rate:BareEngine", [(args.model, args.config, args.context)], place

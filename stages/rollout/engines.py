@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from artifacts.store import Store
 from stages.rollout.config import RolloutConfig
-from stages.rollout.vllm_engine import environment
 from stages.rollout.worker import Finished, PolicyName, Sample, ShardOrder
 from stages.workers import Actor, Cluster, Pending, Placement, dropping_the_dead
 
@@ -25,7 +24,7 @@ class Engines:
         place: Placement,
     ) -> None:
         self._cluster = cluster
-        self._place = Placement(place.gpus, place.threads, {**place.env, **environment(config)})
+        self._place = place
         self._args = [(f"engine-{n}", model, base, config, context) for n in range(count)]
         self._base = base
         self._actors: list[Actor] = []

@@ -15,28 +15,28 @@ from stages.arrays import tensor_of
 from stages.rollout.config import RolloutConfig
 from stages.rollout.engine import Request, Sampled
 
-
-def environment(config: RolloutConfig) -> dict[str, str]:
-    """What vLLM reads when it is imported."""
-    return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes our own iterator
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_BATCH_INVARIANT": str(int(config.deterministic)),  # kernels of a GPU alone
-    }
+# Read by vLLM when it is imported.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc takes our own iterator
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 class VllmEngine:
     """See :class:`stages.rollout.engine.Engine`."""
 
     def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
-        os.environ.update(environment(config))
         import torch
-        import vllm
 
         self._on_gpu = torch.cuda.is_available()
+        # These kernels are a GPU's; float32 on a CPU needs none.
+        is_invariant = config.deterministic and self._on_gpu
+        os.environ.update(_ENVIRONMENT | {"VLLM_BATCH_INVARIANT": str(int(is_invariant))})
+        import vllm
+
         if not self._on_gpu:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._config = config
