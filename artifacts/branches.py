@@ -38,6 +38,10 @@ class BranchStore(Store):
         own = super().size(path)
         return self.parent.size(path) if own is None and self.is_inherited(path) else own
 
+    def sizes(self, path: str) -> dict[str, int]:
+        theirs = self.parent.sizes(path) if self.is_inherited(path) else {}
+        return {**theirs, **super().sizes(path)}
+
     def names(self, path: str) -> list[str]:
         below = f"{path}/" if path else ""
         theirs = [n for n in self.parent.names(path) if self.is_inherited(f"{below}{n}")]

@@ -7,6 +7,7 @@ written whole. The IPC format itself notices no flipped byte, so every read chec
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -46,10 +47,10 @@ def write_file(
     store: Store, folder: str, stem: str, suffix: str, data: bytes, rows: int = 0
 ) -> Shard:
     """Write ``data`` as ``<stem>.<sha256>.<suffix>`` in ``folder``."""
-    digest = sha256(data)
-    shard = Shard(f"{stem}.{digest}.{suffix}", rows, len(data), digest)
-    store.put(f"{folder}/{shard.name}", data)
-    return shard
+    with ThreadPoolExecutor(1) as pool:  # the disk waits while this thread counts
+        digest = pool.submit(sha256, data)
+        store.put_named(folder, lambda: f"{stem}.{digest.result()}.{suffix}", data)
+    return Shard(f"{stem}.{digest.result()}.{suffix}", rows, len(data), digest.result())
 
 
 def read_file(store: Store, folder: str, shard: Shard) -> bytes:

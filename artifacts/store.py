@@ -82,9 +82,18 @@ class Store:
     def put(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, over what stands there."""
         if self.is_local:
-            self._put_local(self.locate(path), data, exclusive=False)
+            where = self.locate(path)
+            self._put_local(os.path.dirname(where), lambda: where, data, exclusive=False)
         else:
             self.fs.pipe_file(self.locate(path), data)
+
+    def put_named(self, folder: str, name: Callable[[], str], data: bytes) -> None:
+        """Write a file of ``folder`` whole; locally ``name`` is asked once its bytes are synced."""
+        if self.is_local:
+            where = self.locate(folder)
+            self._put_local(where, lambda: self.locate(f"{folder}/{name()}"), data, exclusive=False)
+        else:
+            self.put(f"{folder}/{name()}", data)
 
     def create(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, if nothing stands there.
@@ -95,7 +104,7 @@ class Store:
         where = self.locate(path)
         try:
             if self.is_local:
-                self._put_local(where, data, exclusive=True)
+                self._put_local(os.path.dirname(where), lambda: where, data, exclusive=True)
             elif isinstance(self.fs, MemoryFileSystem):
                 with _ONE_AT_A_TIME:
                     self.fs.pipe_file(where, data, mode="create")
@@ -136,8 +145,18 @@ class Store:
         names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in found)
         return sorted(name for name in names if not name.startswith(".tmp-"))
 
-    def _put_local(self, where: str, data: bytes, exclusive: bool) -> None:
-        folder = os.path.dirname(where)
+    def sizes(self, path: str) -> dict[str, int]:
+        """Bytes of every file below folder ``path``, by its path from there: one fresh listing.
+
+        Locally it may miss what moves meanwhile: that a file is absent, :meth:`size` knows.
+        """
+        where = self.locate(path)
+        found = self.fs.find(where, detail=True)
+        return {str(name)[len(where) + 1 :]: int(info["size"]) for name, info in found.items()}
+
+    def _put_local(
+        self, folder: str, where: Callable[[], str], data: bytes, exclusive: bool
+    ) -> None:
         os.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/.tmp-{uuid.uuid4().hex}"
         try:
@@ -147,9 +166,9 @@ class Store:
                 os.fsync(file.fileno())
             # A link is exclusive and appears whole; O_EXCL alone would show a half-written file.
             if exclusive:
-                os.link(temporary, where)
+                os.link(temporary, where())
             else:
-                os.replace(temporary, where)
+                os.replace(temporary, where())
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
