@@ -33,9 +33,9 @@ class ReadAhead(Store):
             paths = [path for path in paths if path.endswith(f"/{FILE_NAME}")]
             self._manifests = dict(zip(paths, pool.map(self._read, paths), strict=True))
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, is_large: bool = False) -> bytes:
         data = self._manifests.get(path)
-        return self._store.read(path) if data is None else data
+        return self._store.read(path, is_large) if data is None else data
 
     def size(self, path: str) -> int | None:
         return self._store.size(path)

@@ -47,6 +47,7 @@ class Store:
         self.url = url.rstrip("/")
         self.fs, self.root = filesystem(self.url)
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._in_one_part = {"max_concurrency": 1} if "s3" in self.fs.protocol else {}
         if self.is_local and "://" not in self.url:
             self.url = self.root  # a relative path means another folder in another process
 
@@ -63,9 +64,15 @@ class Store:
             raise ValueError(f"{path!r} is not a path inside {self.url}")
         return f"{self.root}/{path}"
 
-    def read(self, path: str) -> bytes:
-        """All bytes of ``path``. Raises FileNotFoundError."""
-        return bytes(self.fs.cat_file(self.locate(path)))
+    def read(self, path: str, is_large: bool = False) -> bytes:
+        """All bytes of ``path``. Raises FileNotFoundError.
+
+        Args:
+            is_large: fetch it in parts, side by side, where the file system can.
+        """
+        # In parts, s3fs asks for the size first: a round trip more for each small file.
+        options = {} if is_large else self._in_one_part
+        return bytes(self.fs.cat_file(self.locate(path), **options))
 
     def exists(self, path: str) -> bool:
         """Whether ``path`` is there, asked of the file system now."""

@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow as pa
-from store_rows import rollout_table
 
 from artifacts.shards import encode, read_file, read_shard, write_file, write_shard
 from artifacts.store import Store
+from store_rows import rollout_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -79,7 +79,7 @@ def raw_read(store: Store, path: str) -> bytes:
     where = store.locate(path)
     if store.is_local:
         return Path(where).read_bytes()
-    return store.fs.cat_file(where)
+    return store.fs.cat_file(where, max_concurrency=1)  # one request, as ours
 
 
 def forget(store: Store, path: str) -> None:
@@ -144,7 +144,9 @@ def encode_as(table: pa.Table, codec: str) -> pa.Buffer:
     return sink.getvalue()
 
 
-def codec_rows(table: pa.Table, tokens: int, rounds: int) -> Iterator[tuple[str, float, float, float]]:
+def codec_rows(
+    table: pa.Table, tokens: int, rounds: int
+) -> Iterator[tuple[str, float, float, float]]:
     """(codec, bytes a token, encode MB/s, decode MB/s), of Arrow bytes; rounds go through all."""
     seconds: dict[str, tuple[list[float], list[float]]] = {c: ([], []) for c in CODECS}
     sizes = {}
@@ -187,7 +189,10 @@ def main() -> None:
     args = parser.parse_args()
     table = rollout_table(args.model, args.rows)
     tokens = sum(len(ids) for ids in table["response_ids"])
-    print(f"{args.rows} rows, {tokens:,} response tokens, {table.nbytes / 1e6:.1f} MB of Arrow, ", end="")
+    print(
+        f"{args.rows} rows, {tokens:,} response tokens, {table.nbytes / 1e6:.1f} MB of Arrow, ",
+        end="",
+    )
     print(f"{len(encode(table)) / 1e6:.1f} MB on disk; {args.rounds} rounds\n")
     print("| store | what | ours MB/s | raw MB/s | ratio |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, stores(Path(folder)) as found:

@@ -19,12 +19,11 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[1:1] = [str(TESTS), str(TESTS / "flows")]
 
-from s3_server import BUCKET, running_s3_server  # noqa: E402  (after the path)
-from small_run import finished_run, small_plan  # noqa: E402
-
 from artifacts.store import Store  # noqa: E402
 from flows.record import open_run  # noqa: E402
 from flows.session import Session  # noqa: E402
+from s3_server import BUCKET, running_s3_server  # noqa: E402  (after the path)
+from small_run import finished_run, small_plan  # noqa: E402
 
 
 def count_requests(store: Store) -> list[str]:
@@ -32,7 +31,9 @@ def count_requests(store: Store) -> list[str]:
     asked: list[str] = []
     if not store.is_local:
         store.fs.connect()
-        store.fs.s3.meta.events.register("before-send.s3", lambda request, **_: asked.append(request.url))
+        store.fs.s3.meta.events.register(
+            "before-send.s3", lambda request, **_: asked.append(request.url)
+        )
     return asked
 
 
@@ -68,7 +69,9 @@ def main() -> None:
             for name, url in (("local", made), ("S3", bucket)):
                 recall, found, requests = resume(url, iterations)
                 each = f"{requests / iterations:.1f}" if requests else ""
-                print(f"| {name} | {iterations} | {recall:.2f} | {found:.2f} | {each} |", flush=True)
+                print(
+                    f"| {name} | {iterations} | {recall:.2f} | {found:.2f} | {each} |", flush=True
+                )
             shutil.rmtree(made)
 
 

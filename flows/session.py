@@ -25,7 +25,6 @@ from stages.score import run as score_stage
 from stages.update import run as update_stage
 from stages.update.trainers import policy_work
 
-
 # Iterations read ahead at once: enough to keep every reader busy, and little to have read in vain.
 _READ_AHEAD = 64
 
