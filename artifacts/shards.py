@@ -17,7 +17,7 @@ from artifacts.keys import sha256
 from artifacts.manifests import Manifest, Shard
 from artifacts.store import Store
 
-_LARGE_BYTES = 32 << 20
+_LARGE_BYTES = 128 << 20  # a snapshot's file; a shard is one request
 _NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
 
 
