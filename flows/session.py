@@ -166,6 +166,11 @@ class Session:
         self.history.clear()
         return is_done
 
+    def look_back(self) -> None:
+        """Recall what is committed in one go, so that the stages of it need not look one by one."""
+        self.recall_finished()
+        self.history.clear()
+
     def recall(self, iteration: int, ahead: Store | None = None) -> Iteration:
         """What ``iteration`` has committed; remembered as if this session had made it.
 

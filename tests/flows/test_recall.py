@@ -9,7 +9,6 @@ from artifacts.ahead import ReadAhead
 from artifacts.errors import IntegrityError
 from artifacts.store import Store
 from flows.session import Session
-from flows.train import is_complete
 from small_run import finished_run, small_plan, write_snapshot
 from stages.contract import find
 from stages.update.trainers import newest_snapshot
@@ -51,7 +50,7 @@ def by_operation(counted: Counted) -> dict[str, int]:
 def test_recall_asks_of_each_iteration_one_listing_and_three_reads(tmp_path: Path) -> None:
     few, many = (resumed(tmp_path, iterations) for iterations in (10, 100))
     for session, _ in (few, many):
-        assert is_complete(session)
+        session.look_back()
     counts = [by_operation(counted) for _, counted in (few, many)]
     # The prompts, looked for and then opened, are the rest.
     assert counts == [{"cat_file": 3 * n + 2, "find": n + 2} for n in (10, 100)]
@@ -62,7 +61,7 @@ def test_recall_asks_of_each_iteration_one_listing_and_three_reads(tmp_path: Pat
 
 def test_stages_of_recalled_iterations_ask_the_store_nothing(tmp_path: Path) -> None:
     session, counted = resumed(tmp_path, 10)
-    assert is_complete(session)
+    session.look_back()
     counted.asked.clear()
     for iteration in range(1, 11):
         for stage in (session.rollout, session.score, session.update):
