@@ -23,13 +23,13 @@ class BranchStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return BranchStore, (self.url, self.parent, self.iteration)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, is_large: bool = False) -> bytes:
         try:
-            return super().read(path)
+            return super().read(path, is_large)
         except FileNotFoundError:
             if not self.is_inherited(path):
                 raise
-            return self.parent.read(path)
+            return self.parent.read(path, is_large)
 
     def exists(self, path: str) -> bool:
         return super().exists(path) or (self.is_inherited(path) and self.parent.exists(path))
@@ -37,6 +37,10 @@ class BranchStore(Store):
     def size(self, path: str) -> int | None:
         own = super().size(path)
         return self.parent.size(path) if own is None and self.is_inherited(path) else own
+
+    def sizes(self, path: str) -> dict[str, int]:
+        theirs = self.parent.sizes(path) if self.is_inherited(path) else {}
+        return {**theirs, **super().sizes(path)}
 
     def names(self, path: str) -> list[str]:
         below = f"{path}/" if path else ""

@@ -1,9 +1,10 @@
 """Where things lie in a run, and what of it is committed."""
 
+import contextlib
 import json
 from typing import Any
 
-from artifacts.errors import AlreadyExistsError
+from artifacts.errors import AlreadyExistsError, NotCommittedError
 from artifacts.manifests import FILE_NAME, Manifest, read_manifest
 from artifacts.store import Store
 
@@ -15,9 +16,14 @@ def run_url(store_url: str, name: str) -> str:
     return f"{store_url.rstrip('/')}/{name}"
 
 
+def iteration_folder(iteration: int) -> str:
+    """Folder of all that an iteration's stages make, snapshots excepted."""
+    return f"iteration-{iteration:06d}"
+
+
 def stage_folder(stage: str, key: str, iteration: int) -> str:
     """Folder of a stage's output in an iteration."""
-    return f"iteration-{iteration:06d}/{stage}/{key[:16]}"
+    return f"{iteration_folder(iteration)}/{stage}/{key[:16]}"
 
 
 def prompts_folder(key: str) -> str:
@@ -70,10 +76,13 @@ def has_commit(store: Store, iteration: int, stage: str) -> bool:
 
 def committed(store: Store, iteration: int, stage: str) -> list[tuple[str, Manifest]]:
     """Folder and manifest of every commit of ``stage`` in ``iteration``."""
-    folders = _folders(store, iteration, stage)
-    return [(f, read_manifest(store, f)) for f in folders if is_committed(store, f)]
+    found = []
+    for folder in _folders(store, iteration, stage):
+        with contextlib.suppress(NotCommittedError):
+            found.append((folder, read_manifest(store, folder)))
+    return found
 
 
 def _folders(store: Store, iteration: int, stage: str) -> list[str]:
-    parent = f"iteration-{iteration:06d}/{stage}"
+    parent = f"{iteration_folder(iteration)}/{stage}"
     return [f"{parent}/{name}" for name in store.names(parent)]

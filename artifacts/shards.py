@@ -6,7 +6,8 @@ written whole. The IPC format itself notices no flipped byte, so every read chec
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -16,6 +17,7 @@ from artifacts.keys import sha256
 from artifacts.manifests import Manifest, Shard
 from artifacts.store import Store
 
+_LARGE_BYTES = 128 << 20  # a snapshot's file; a shard is one request
 _NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
 
 
@@ -46,10 +48,10 @@ def write_file(
     store: Store, folder: str, stem: str, suffix: str, data: bytes, rows: int = 0
 ) -> Shard:
     """Write ``data`` as ``<stem>.<sha256>.<suffix>`` in ``folder``."""
-    digest = sha256(data)
-    shard = Shard(f"{stem}.{digest}.{suffix}", rows, len(data), digest)
-    store.put(f"{folder}/{shard.name}", data)
-    return shard
+    with ThreadPoolExecutor(1) as pool:  # the disk waits while this thread counts
+        digest = pool.submit(sha256, data)
+        store.put_named(folder, lambda: f"{stem}.{digest.result()}.{suffix}", data)
+    return Shard(f"{stem}.{digest.result()}.{suffix}", rows, len(data), digest.result())
 
 
 def read_file(store: Store, folder: str, shard: Shard) -> bytes:
@@ -58,27 +60,37 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
     Raises:
         IntegrityError: it is missing, or its digest is another.
     """
-    return _read_verified(store, f"{folder}/{shard.name}", shard.digest)
+    is_large = shard.bytes > _LARGE_BYTES
+    return _read_verified(store, f"{folder}/{shard.name}", shard.digest, is_large)
 
 
-def read_shard(store: Store, folder: str, shard: Shard) -> pa.Table:
-    """The table of ``shard``, its digest and row count checked. Raises IntegrityError."""
+def read_shard(
+    store: Store, folder: str, shard: Shard, columns: Collection[str] | None = None
+) -> pa.Table:
+    """The table of ``shard``, its digest and row count checked. Raises IntegrityError.
+
+    Args:
+        columns: decode these alone, of those that it has; the digest is checked over all.
+    """
     path = f"{folder}/{shard.name}"
-    table = _decode(path, _read_verified(store, path, shard.digest))
+    table = _decode(path, read_file(store, folder, shard), columns)
     if table.num_rows != shard.rows:
         raise IntegrityError(path, shard.rows, table.num_rows, "rows")
     return table
 
 
-def read_shards(store: Store, folder: str, manifest: Manifest) -> Iterator[pa.Table]:
-    """The tables of ``manifest``, shard by shard."""
-    for shard in manifest.shards:
-        yield read_shard(store, folder, shard)
+def read_shards(
+    store: Store, folder: str, shards: Iterable[Shard], columns: Collection[str] | None = None
+) -> Iterator[pa.Table]:
+    """The tables of ``shards``, one after another: as :func:`read_shard` reads them."""
+    return (read_shard(store, folder, shard, columns) for shard in shards)
 
 
-def read_table(store: Store, folder: str, manifest: Manifest) -> pa.Table:
-    """All shards of ``manifest`` as one table."""
-    return pa.concat_tables(read_shards(store, folder, manifest))
+def read_table(
+    store: Store, folder: str, manifest: Manifest, columns: Collection[str] | None = None
+) -> pa.Table:
+    """All shards of ``manifest`` as one table: as :func:`read_shard` reads them."""
+    return pa.concat_tables(read_shards(store, folder, manifest.shards, columns))
 
 
 def find_shards(store: Store, folder: str, wanted: Iterable[int]) -> dict[int, Shard]:
@@ -102,9 +114,9 @@ def find_shards(store: Store, folder: str, wanted: Iterable[int]) -> dict[int, S
     return found
 
 
-def _read_verified(store: Store, path: str, digest: str) -> bytes:
+def _read_verified(store: Store, path: str, digest: str, is_large: bool = False) -> bytes:
     try:
-        data = store.read(path)
+        data = store.read(path, is_large)
     except FileNotFoundError as error:
         raise IntegrityError(path, digest, "no file") from error
     found = sha256(data)
@@ -113,9 +125,14 @@ def _read_verified(store: Store, path: str, digest: str) -> bytes:
     return data
 
 
-def _decode(path: str, data: bytes) -> pa.Table:
+def _decode(path: str, data: bytes, columns: Collection[str] | None = None) -> pa.Table:
     # The stream format is refused: cut between two batches, it reads as a shorter whole table.
     try:
-        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        reader = pa.ipc.open_file(data)
+        if columns is not None:
+            chosen = [n for n, name in enumerate(reader.schema.names) if name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=chosen)
+            reader = pa.ipc.open_file(data, options=options)
+        return reader.read_all()
     except pa.ArrowInvalid as error:
         raise IntegrityError(path, "Arrow IPC file", str(error), "format") from error

@@ -47,6 +47,7 @@ class Store:
         self.url = url.rstrip("/")
         self.fs, self.root = filesystem(self.url)
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._in_one_part = {"max_concurrency": 1} if "s3" in self.fs.protocol else {}
         if self.is_local and "://" not in self.url:
             self.url = self.root  # a relative path means another folder in another process
 
@@ -63,9 +64,15 @@ class Store:
             raise ValueError(f"{path!r} is not a path inside {self.url}")
         return f"{self.root}/{path}"
 
-    def read(self, path: str) -> bytes:
-        """All bytes of ``path``. Raises FileNotFoundError."""
-        return bytes(self.fs.cat_file(self.locate(path)))
+    def read(self, path: str, is_large: bool = False) -> bytes:
+        """All bytes of ``path``. Raises FileNotFoundError.
+
+        Args:
+            is_large: fetch it in parts, side by side, where the file system can.
+        """
+        # In parts, s3fs asks for the size first: a round trip more for each small file.
+        options = {} if is_large else self._in_one_part
+        return bytes(self.fs.cat_file(self.locate(path), **options))
 
     def exists(self, path: str) -> bool:
         """Whether ``path`` is there, asked of the file system now."""
@@ -82,9 +89,18 @@ class Store:
     def put(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, over what stands there."""
         if self.is_local:
-            self._put_local(self.locate(path), data, exclusive=False)
+            where = self.locate(path)
+            self._put_local(os.path.dirname(where), lambda: where, data, exclusive=False)
         else:
             self.fs.pipe_file(self.locate(path), data)
+
+    def put_named(self, folder: str, name: Callable[[], str], data: bytes) -> None:
+        """Write a file of ``folder`` whole; locally ``name`` is asked once its bytes are synced."""
+        if self.is_local:
+            where = self.locate(folder)
+            self._put_local(where, lambda: self.locate(f"{folder}/{name()}"), data, exclusive=False)
+        else:
+            self.put(f"{folder}/{name()}", data)
 
     def create(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, if nothing stands there.
@@ -95,7 +111,7 @@ class Store:
         where = self.locate(path)
         try:
             if self.is_local:
-                self._put_local(where, data, exclusive=True)
+                self._put_local(os.path.dirname(where), lambda: where, data, exclusive=True)
             elif isinstance(self.fs, MemoryFileSystem):
                 with _ONE_AT_A_TIME:
                     self.fs.pipe_file(where, data, mode="create")
@@ -136,8 +152,18 @@ class Store:
         names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in found)
         return sorted(name for name in names if not name.startswith(".tmp-"))
 
-    def _put_local(self, where: str, data: bytes, exclusive: bool) -> None:
-        folder = os.path.dirname(where)
+    def sizes(self, path: str) -> dict[str, int]:
+        """Bytes of every file below folder ``path``, by its path from there: one fresh listing.
+
+        Locally it may miss what moves meanwhile: that a file is absent, :meth:`size` knows.
+        """
+        where = self.locate(path)
+        found = self.fs.find(where, detail=True)
+        return {str(name)[len(where) + 1 :]: int(info["size"]) for name, info in found.items()}
+
+    def _put_local(
+        self, folder: str, where: Callable[[], str], data: bytes, exclusive: bool
+    ) -> None:
         os.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/.tmp-{uuid.uuid4().hex}"
         try:
@@ -147,9 +173,9 @@ class Store:
                 os.fsync(file.fileno())
             # A link is exclusive and appears whole; O_EXCL alone would show a half-written file.
             if exclusive:
-                os.link(temporary, where)
+                os.link(temporary, where())
             else:
-                os.replace(temporary, where)
+                os.replace(temporary, where())
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)

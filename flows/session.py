@@ -1,14 +1,18 @@
 """A run in the hands of this process: its store, its workers, and how far it has come.
 
 The three stage methods read as an iteration does. Each finds what is committed or makes it, so
-calling them again costs nothing and changes nothing.
+calling them again costs nothing and changes nothing. What :meth:`Session.recall` found is not
+looked for again: what is committed stays as it is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from artifacts.ahead import ReadAhead
 from artifacts.manifests import Manifest, Ref
 from artifacts.runs import has_commit
+from artifacts.store import Store
 from flows.plan import Plan
 from flows.pools import Pools, reference_spec
 from flows.revisions import Run, plan_at
@@ -20,6 +24,9 @@ from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
 from stages.update import run as update_stage
 from stages.update.trainers import policy_work
+
+# Iterations read ahead at once: enough to keep every reader busy, and little to have read in vain.
+_READ_AHEAD = 64
 
 
 class Report(Protocol):
@@ -89,7 +96,7 @@ class Session:
         """Sample the iteration's groups with the policy that the updates so far have made."""
         work = self.rollout_work(iteration)
         policy = self.policy_name()
-        made = rollout_stage.run(
+        made = _same(self._at(iteration).rollout, work) or rollout_stage.run(
             self.store,
             work,
             self.prompts(iteration),
@@ -102,9 +109,10 @@ class Session:
 
     def score(self, iteration: int) -> Committed:
         """Reward the iteration's samples."""
-        made = score_stage.run(
+        work = self.score_work(iteration)
+        made = _same(self._at(iteration).scores, work) or score_stage.run(
             self.store,
-            self.score_work(iteration),
+            work,
             self._need(iteration, "rollout"),
             self.config.score,
             lambda: self.pools.scorers,
@@ -115,9 +123,10 @@ class Session:
 
     def update(self, iteration: int) -> Committed:
         """Make the next policy. Its snapshot follows in :meth:`snapshot`."""
-        made = update_stage.run(
+        work = self.update_work(iteration)
+        made = _same(self._at(iteration).update, work) or update_stage.run(
             self.store,
-            self.update_work(iteration),
+            work,
             self.history,
             self._need(iteration, "rollout").manifest.rows,
             lambda: self.pools.trainers,
@@ -157,32 +166,52 @@ class Session:
         self.history.clear()
         return is_done
 
-    def recall(self, iteration: int) -> Iteration:
-        """What ``iteration`` has committed; remembered as if this session had made it."""
-        seen = self._at(iteration)
-        if find(self.store, self._prompt_work(iteration)) is None:
+    def look_back(self) -> None:
+        """Recall what is committed in one go, so that the stages of it need not look one by one."""
+        self.recall_finished()
+        self.history.clear()
+
+    def recall(self, iteration: int, ahead: Store | None = None) -> Iteration:
+        """What ``iteration`` has committed; remembered as if this session had made it.
+
+        Args:
+            ahead: the store, read ahead.
+        """
+        seen, store = self._at(iteration), ahead or self.store
+        prompts = self._prompt_work(iteration)
+        if prompts.key not in self._prompts and find(store, prompts) is None:
             return seen
-        seen.rollout = find(self.store, self.rollout_work(iteration))
+        seen.rollout = find(store, self.rollout_work(iteration))
         if seen.rollout:
-            seen.scores = find(self.store, self.score_work(iteration))
+            seen.scores = find(store, self.score_work(iteration))
         if seen.scores:
-            seen.update = find(self.store, self.update_work(iteration))
+            seen.update = find(store, self.update_work(iteration))
         if seen.update and len(self.history) == iteration - 1:
             self.history.append(seen.update)
         return seen
 
     def recall_finished(self) -> int:
         """Remember every finished iteration, up to the first that is not; returns their count."""
-        while len(self.history) < self.config.iterations:
-            if self.recall(len(self.history) + 1).update is None:
+        for seen in self._recall_to(self.config.iterations):
+            if seen.update is None:
                 break
         return len(self.history)
 
     def recall_all(self, before: int) -> None:
         """Remember the iterations before ``before``. Raises StageError where one is not whole."""
-        for iteration in range(len(self.history) + 1, before):
-            if self.recall(iteration).update is None:
+        for iteration, seen in enumerate(self._recall_to(before - 1), start=len(self.history) + 1):
+            if seen.update is None:
                 raise StageError(f"iteration {iteration} is not committed: resume the run first")
+
+    def _recall_to(self, last: int) -> Iterator[Iteration]:
+        """Recall the iterations after the history, up to ``last``, in batches that double."""
+        first, count = len(self.history) + 1, 1
+        while first <= last:
+            batch = range(first, min(first + count, last + 1))
+            ahead = ReadAhead(self.store, batch)
+            for iteration in batch:
+                yield self.recall(iteration, ahead)
+            first, count = first + count, min(2 * count, _READ_AHEAD)
 
     def policy_name(self) -> PolicyName:
         """The policy that rollouts of the next iteration sample with."""
@@ -278,3 +307,9 @@ class Session:
             seconds = engines.load(policy, trainers.weights())
             self.report.say("weights", policy=policy.version, seconds=seconds)
         return engines
+
+
+def _same(seen: Committed | None, work: Work) -> Committed | None:
+    """What was recalled, where it is what ``work`` gives; what this session made is looked for."""
+    is_same = seen is not None and seen.was_reused and seen.manifest.key == work.key
+    return seen if is_same else None

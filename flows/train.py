@@ -101,6 +101,7 @@ def iterate(session: Session, tracker: Tracker) -> None:
     options = _retries(session.config)
     if not session.is_complete():
         session.pools.warm_up()
+        session.look_back()  # while the workers start
     tracker.open(_flow_run_id())
     for iteration in range(1, session.config.iterations + 1):
         rollout.with_options(**options)(session, iteration)

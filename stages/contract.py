@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifacts.attempts import begin_attempt
-from artifacts.errors import IntegrityError
+from artifacts.errors import IntegrityError, NotCommittedError
 from artifacts.keys import key_of
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
-from artifacts.runs import is_committed, stage_folder
+from artifacts.runs import stage_folder
 from artifacts.store import Store
 
 Progress = Callable[..., None]
@@ -90,14 +90,16 @@ def find(store: Store, work: Work) -> Committed | None:
     Raises:
         IntegrityError: a committed file is missing or cut short.
     """
-    if not is_committed(store, work.folder):
+    try:
+        manifest = read_manifest(store, work.folder)
+    except NotCommittedError:
         return None
-    manifest = read_manifest(store, work.folder)
     if manifest.key != work.key:  # the folder's name holds only its beginning
         raise IntegrityError(work.folder, work.key, manifest.key, "key")
+    sizes = store.sizes(work.folder)
     for shard in manifest.shards:
         path = f"{work.folder}/{shard.name}"
-        found = store.size(path)
+        found = sizes[shard.name] if shard.name in sizes else store.size(path)
         if found != shard.bytes:
             raise IntegrityError(path, shard.bytes, "no file" if found is None else found, "bytes")
     return Committed(work.folder, manifest, was_reused=True)

@@ -147,5 +147,5 @@ class PromptSet:
 
     @cached_property
     def _table(self) -> pa.Table:
-        shards = read_shards(self._store, self._prompts.folder, self._prompts.manifest)
+        shards = read_shards(self._store, self._prompts.folder, self._prompts.manifest.shards)
         return pa.concat_tables(shards)

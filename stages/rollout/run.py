@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from artifacts.keys import key_of
 from artifacts.manifests import Ref, Shard
-from artifacts.shards import find_shards, read_shard
+from artifacts.shards import find_shards, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find_or_make
 from stages.ledger import write_ledger
@@ -23,6 +23,7 @@ from stages.rollout.selection import Selected, Selection, select
 from stages.rollout.worker import Finished, PolicyName, ShardOrder
 
 VERSION = 1
+_MEASURED = {"prompt_ids", "response_ids", "logprobs", "finish_reason"}
 
 
 def rollout_work(
@@ -95,7 +96,7 @@ def _make(
         "made": len(entries),
         "found": num_found,
     }
-    return Product(whole, outcome, _metrics(store, work.folder, whole), provenance)
+    return Product(whole, outcome, rollout_metrics(store, work.folder, whole), provenance)
 
 
 def _select(work: Work, prompts: PromptSet) -> Selection:
@@ -166,24 +167,25 @@ def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[S
     return [shards[order.index] for order in orders]
 
 
-def _metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[str, float | None]:
-    lengths: list[int] = []
-    prompt_tokens = 0
+def rollout_metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[str, float | None]:
+    """Statistics of an iteration's samples, for people. Holds one shard at a time."""
+    samples = prompt_tokens = tokens = longest = 0
     reasons: Counter[str] = Counter()
     logprob_sum = 0.0
-    for shard in shards:
-        table = read_shard(store, folder, shard)
-        lengths += pc.list_value_length(table["response_ids"]).to_pylist()
+    for table in read_shards(store, folder, shards, _MEASURED):
+        lengths = pc.list_value_length(table["response_ids"])
+        samples += table.num_rows
+        tokens += pc.sum(lengths).as_py()
+        longest = max(longest, pc.max(lengths).as_py())
         prompt_tokens += pc.sum(pc.list_value_length(table["prompt_ids"])).as_py()
         reasons.update(table["finish_reason"].to_pylist())
         logprob_sum += pc.sum(pc.list_flatten(table["logprobs"])).as_py() or 0.0
-    tokens = sum(lengths)
     return {
-        "rollout/samples": len(lengths),
+        "rollout/samples": samples,
         "rollout/prompt_tokens": prompt_tokens,
         "rollout/response_tokens": tokens,
-        "rollout/response_length_mean": tokens / len(lengths),
-        "rollout/response_length_max": max(lengths),
-        "rollout/truncated_share": reasons["length"] / len(lengths),
+        "rollout/response_length_mean": tokens / samples,
+        "rollout/response_length_max": longest,
+        "rollout/truncated_share": reasons["length"] / samples,
         "rollout/sampled_logprob_mean": logprob_sum / max(tokens, 1),
     }

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.manifests import Shard
-from artifacts.shards import find_shards, read_shard
+from artifacts.shards import find_shards, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find_or_make
 from stages.ledger import write_ledger
@@ -73,7 +73,7 @@ def _make(
             entries.append(event.entry)
             progress(shard=event.index, rows=event.shard.rows, samples=event.shard.rows)
     whole = _all_of(sources, shards)
-    table = pa.concat_tables(read_shard(store, work.folder, shard) for shard in whole)
+    table = pa.concat_tables(read_shards(store, work.folder, whole, _per_sample(config)))
     if config.on_null == "fail":
         refuse_nulls(table)
     provenance = {
@@ -90,6 +90,12 @@ def _all_of(sources: Mapping[int, Shard], shards: Mapping[int, Shard]) -> list[S
         if rows != source.rows:
             raise StageError(f"score shard {index}: expected {source.rows} rows, found {rows}")
     return [shards[index] for index in sources]
+
+
+def _per_sample(config: ScoreConfig) -> list[str]:
+    """The columns with a value a sample: those with one a token don't fit in memory together."""
+    components = [f"reward.{spec.column}" for spec in config.rewards]
+    return ["sample_id", "group_id", "reward", "error", *components]
 
 
 def refuse_nulls(scores: pa.Table) -> None:

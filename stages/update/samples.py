@@ -1,6 +1,6 @@
 """An iteration's samples as the update reads them: rollouts joined with scores and advantages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,17 @@ from artifacts.store import Store
 from stages.update.advantages import Scored, compute_advantages
 from stages.update.batch import Component, group_indices
 from stages.update.config import UpdateConfig
+
+# What the update reads of a rollout: the texts in it are for rewards and people.
+_USED = {
+    "sample_id",
+    "group_id",
+    "prompt_ids",
+    "response_ids",
+    "logprobs",
+    "loss_mask",
+    "finish_reason",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ def read_samples(
         IntegrityError: they don't hold the same samples, or a column doesn't fit another.
         StageError: no advantages can be made of them.
     """
-    rolled, rollout_manifest = _read(store, rollout)
+    rolled, rollout_manifest = _read(store, rollout, _USED)
     table, scores_manifest = _read(store, scores)
     if rolled["sample_id"] != table["sample_id"]:
         raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
@@ -138,9 +149,11 @@ def _token_rewards(table: pa.Table, masks: Sequence[np.ndarray]) -> list[np.ndar
     ]
 
 
-def _read(store: Store, ref: Ref) -> tuple[pa.Table, Manifest]:
+def _read(
+    store: Store, ref: Ref, columns: Collection[str] | None = None
+) -> tuple[pa.Table, Manifest]:
     manifest = read_manifest(store, ref.path, ref.digest)
-    return read_table(store, ref.path, manifest), manifest
+    return read_table(store, ref.path, manifest, columns), manifest
 
 
 def _arrays(column: pa.ChunkedArray) -> list[np.ndarray]:

@@ -180,7 +180,8 @@ def policy_work(update: Committed) -> Work:
 
 def newest_snapshot(store: Store, history: Sequence[Committed]) -> int:
     """Latest version in ``history`` whose snapshot is committed; 0 is the base model."""
-    for version in range(len(history), 0, -1):
+    kept = {int(name) for name in store.names("policy")}
+    for version in sorted(kept & set(range(1, len(history) + 1)), reverse=True):
         if is_committed(store, policy_work(history[version - 1]).folder):
             return version
     return 0

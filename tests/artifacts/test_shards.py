@@ -60,6 +60,19 @@ def test_shard_written_then_read_is_the_same_table(store: Store) -> None:
     assert shard == Shard(f"shard-00003.{sha256(data)}.arrow", 50, len(data), sha256(data))
 
 
+def test_shard_read_by_columns_has_these_alone_and_is_checked_whole(store: Store) -> None:
+    table = rollouts(0, 50)
+    shard = write_shard(store, FOLDER, 0, table)
+    columns = {"seed", "logprobs", "of_a_later_version"}
+    found = read_shard(store, FOLDER, shard, columns)
+    assert found.equals(table.select(["seed", "logprobs"]), check_metadata=True)
+    path = f"{FOLDER}/{shard.name}"
+    store.put(path, broken(store.read(path), "flipped"))
+    for none_or_one in ({"seed"}, set()):
+        with pytest.raises(IntegrityError, match=shard.digest):
+            read_shard(store, FOLDER, shard, none_or_one)
+
+
 def test_shard_without_rows_comes_back_without_rows(store: Store) -> None:
     shard = write_table(store, FOLDER, "ledger", schemas.LEDGER.empty_table())
     assert read_shard(store, FOLDER, shard).equals(schemas.LEDGER.empty_table())

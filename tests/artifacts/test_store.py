@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from artifacts.branches import BranchStore
 from artifacts.errors import AlreadyExistsError
 from artifacts.store import Store
 from child import run_child, start_child
@@ -259,3 +260,53 @@ def test_store_path_that_leaves_the_folder_is_refused(tmp_path, call: str, path:
     with pytest.raises(ValueError, match="not a path inside"):
         getattr(store, call)(*arguments)
     assert os.listdir(tmp_path) == []
+
+
+def test_store_sizes_are_those_of_every_file_below_and_of_no_other(store: Store) -> None:
+    for path, size in {"a/x": 3, "a/b/c/y": 5, "a/b/z": 0, "ab/x": 7, "top": 1}.items():
+        store.put(path, b"1" * size)
+    assert store.sizes("a") == {"x": 3, "b/c/y": 5, "b/z": 0}
+    assert store.sizes("a/b") == {"c/y": 5, "z": 0}
+    assert store.sizes("none") == {}
+    store.put("a/x", b"12345678")
+    store.remove("a/b/z")
+    assert store.sizes("a") == {"x": 8, "b/c/y": 5}
+
+
+def test_store_read_in_parts_is_the_read_in_one(store: Store) -> None:
+    data = bytes(range(256)) * 1000
+    store.put("a/x", data)
+    assert store.read("a/x", is_large=True) == store.read("a/x") == data
+    for is_large in (False, True):
+        with pytest.raises(FileNotFoundError):
+            store.read("a/none", is_large)
+
+
+def test_store_put_under_a_later_name_is_whole_under_it_and_asks_it_once(store: Store) -> None:
+    asked = []
+
+    def name() -> str:
+        asked.append(1)
+        return "late"
+
+    store.put_named("a/b", name, b"1")
+    assert (store.names("a/b"), store.read("a/b/late"), asked) == (["late"], b"1", [1])
+
+
+def test_store_put_whose_name_never_comes_leaves_nothing(store: Store) -> None:
+    def name() -> str:
+        raise OSError("no name")
+
+    with pytest.raises(OSError, match="no name"):
+        store.put_named("a/b", name, b"1")
+    assert store.sizes("a") == {}
+
+
+def test_branch_sizes_are_its_own_and_what_it_inherits(store: Store) -> None:
+    child = BranchStore(f"{store.url}-child", store, iteration=1)
+    for iteration in ("iteration-000001", "iteration-000002"):
+        store.put(f"{iteration}/x", b"of the parent")
+    child.put("iteration-000001/y", b"own")
+    child.put("iteration-000002/y", b"own")
+    assert child.sizes("iteration-000001") == {"x": 13, "y": 3}
+    assert child.sizes("iteration-000002") == {"y": 3}

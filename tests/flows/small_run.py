@@ -14,8 +14,10 @@ from artifacts.store import Store
 from flows.config import Config
 from flows.plan import Plan
 from flows.record import open_run
-from flows.session import Iteration
+from flows.revisions import Run
+from flows.session import Iteration, Session
 from stages.contract import Committed, Product, Work, find_or_make
+from stages.rollout.prompts import prompt_work
 from stages.update.trainers import policy_work
 
 PROMPTS, PER_PROMPT = 2, 4
@@ -46,6 +48,36 @@ def small_run(
     """A run with ``iterations`` committed."""
     store = open_run(plan).store
     return store, {i: write_iteration(store, i, **options) for i in iterations}
+
+
+def finished_run(plan: Plan) -> Run:
+    """A run whose every iteration is committed, under the keys that a session looks for.
+
+    Two shards of a few bytes a stage: what a session recalls is read from manifests alone.
+    """
+    run = open_run(plan)
+    session = Session(run)
+    prompts = prompt_work(
+        plan.config.data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
+    )
+    _commit_bytes(run.store, prompts, rows=[PROMPTS], skipped=0)
+    for iteration in range(1, plan.config.iterations + 1):
+        seen = session.iterations[iteration] = Iteration()
+        work = session.rollout_work(iteration)
+        seen.rollout = _commit_bytes(run.store, work, next_positions=[iteration * PROMPTS])
+        seen.scores = _commit_bytes(run.store, session.score_work(iteration))
+        outcome = {"policy_version": iteration, "weights_digest": f"{iteration:064x}"}
+        seen.update = _commit_bytes(run.store, session.update_work(iteration), **outcome)
+        session.history.append(seen.update)
+    return run
+
+
+def _commit_bytes(store: Store, work: Work, **outcome: Any) -> Committed:
+    def make() -> Product:
+        parts = (write_file(store, work.folder, f"shard-{n:05d}", "arrow", b"rows") for n in (0, 1))
+        return Product(list(parts), outcome)
+
+    return find_or_make(store, work, make)
 
 
 def write_iteration(
