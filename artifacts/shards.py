@@ -15,6 +15,7 @@ from artifacts.errors import IntegrityError
 from artifacts.keys import sha256
 from artifacts.manifests import Manifest, Shard
 from artifacts.store import Store
+from artifacts.tombstones import refuse_retired
 
 _NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
 
@@ -56,13 +57,14 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
     """The bytes of ``shard``, checked.
 
     Raises:
+        RetiredError: it was removed by ``ratchet gc``.
         IntegrityError: it is missing, or its digest is another.
     """
     return _read_verified(store, f"{folder}/{shard.name}", shard.digest)
 
 
 def read_shard(store: Store, folder: str, shard: Shard) -> pa.Table:
-    """The table of ``shard``, its digest and row count checked. Raises IntegrityError."""
+    """The table of ``shard``, its checked like that of :func:`read_file`; its row count too."""
     path = f"{folder}/{shard.name}"
     table = _decode(path, _read_verified(store, path, shard.digest))
     if table.num_rows != shard.rows:
@@ -106,6 +108,9 @@ def _read_verified(store: Store, path: str, digest: str) -> bytes:
     try:
         data = store.read(path)
     except FileNotFoundError as error:
+        # A tombstone is there before a byte goes: who misses the bytes finds it.
+        folder, _, name = path.rpartition("/")
+        refuse_retired(store, folder, name)
         raise IntegrityError(path, digest, "no file") from error
     found = sha256(data)
     if found != digest:
