@@ -13,10 +13,13 @@ rewards or training, and imports the standard library, pyarrow and fsspec alone.
           shard-00000.<sha256>.arrow            whole, or not there
           ledger.<sha256>.arrow                 who did what when, outside every digest
           manifest.json                         written last: nothing exists before it does
+          retired.json                          where gc removed the shards: which, when, why
         score/<key>/ …
         update/<key>/ …
       policy/000012/<key>/                      weights and trainer state of a snapshot
+      pins/<name>.json                          what others count on, and gc leaves
 
 The invariant: a manifest names every byte of its output by digest, and nothing it names is
-changed after it. Crash anywhere, run again: the output is found whole or made whole.
+changed after it. Crash anywhere, run again: the output is found whole or made whole. Only ``gc``
+removes bytes, and it leaves a tombstone in their place.
 """

@@ -33,9 +33,14 @@ def begin_attempt(store: Store, folder: str) -> int:
             return number
 
 
+def is_attempt(name: str) -> bool:
+    """Whether ``name`` is that of an attempt's file."""
+    return _NAME.fullmatch(name) is not None
+
+
 def attempt_names(store: Store, folder: str) -> list[str]:
     """Names of the files of the attempts at ``folder``, in order."""
-    return [name for name in store.names(folder) if _NAME.fullmatch(name)]
+    return [name for name in store.names(folder) if is_attempt(name)]
 
 
 def read_attempts(store: Store, folder: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     <store>/<child>/run.json    {"parent": {"url": "../first", "iteration": 12, …}, …}
 
 What the child has not is read from its parent, for iterations up to the branch alone. Nothing is
-copied, and nothing is ever written to the parent.
+copied, and nothing but a pin (:mod:`artifacts.pins`) is ever written to the parent.
 """
 
 import posixpath

@@ -46,3 +46,7 @@ class LeaseLostError(RuntimeError):
             f"run {self.url} {self.what}: this process commits nothing more in it; "
             "look after the run where it goes on, or resume it when it has ended there"
         )
+
+
+class RetiredError(FileNotFoundError):
+    """What is asked for was removed by ``ratchet gc``; the message says when and by which rule."""

@@ -16,6 +16,7 @@ from artifacts.errors import IntegrityError
 from artifacts.keys import sha256
 from artifacts.manifests import Manifest, Shard
 from artifacts.store import Store
+from artifacts.tombstones import refuse_retired
 
 _LARGE_BYTES = 128 << 20  # a snapshot's file; a shard is one request
 _NAME = re.compile(r"shard-(\d{5})\.([0-9a-f]{64})\.arrow")
@@ -58,6 +59,7 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
     """The bytes of ``shard``, checked.
 
     Raises:
+        RetiredError: it was removed by ``ratchet gc``.
         IntegrityError: it is missing, or its digest is another.
     """
     is_large = shard.bytes > _LARGE_BYTES
@@ -67,7 +69,7 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
 def read_shard(
     store: Store, folder: str, shard: Shard, columns: Collection[str] | None = None
 ) -> pa.Table:
-    """The table of ``shard``, its digest and row count checked. Raises IntegrityError.
+    """The table of ``shard``, checked like that of :func:`read_file`; its row count too.
 
     Args:
         columns: decode these alone, of those that it has; the digest is checked over all.
@@ -118,6 +120,9 @@ def _read_verified(store: Store, path: str, digest: str, is_large: bool = False)
     try:
         data = store.read(path, is_large)
     except FileNotFoundError as error:
+        # A tombstone is there before a byte goes: who misses the bytes finds it.
+        folder, _, name = path.rpartition("/")
+        refuse_retired(store, folder, name)
         raise IntegrityError(path, digest, "no file") from error
     found = sha256(data)
     if found != digest:

@@ -12,33 +12,45 @@ from artifacts.manifests import Manifest, Ref, Shard, read_manifest
 from artifacts.runs import is_committed
 from artifacts.shards import read_file, read_shard
 from artifacts.store import Store
+from artifacts.tombstones import read_tombstone
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was looked at, and what is wrong with it."""
+    """What was looked at, and what is wrong with it.
+
+    Attributes:
+        retired: how many of the manifests have had their files removed by ``ratchet gc``.
+        files, bytes: of the others.
+    """
 
     manifests: int
+    retired: int
     files: int
     bytes: int
     problems: list[str]
 
 
 def verify(store: Store) -> Verification:
-    """Read every committed byte of the run and check it."""
-    num_files = num_bytes = 0
+    """Read every committed byte of the run that is to be there, and check it."""
+    num_retired = num_files = num_bytes = 0
     folders = list(committed_folders(store))
     problems: list[str] = []
     for folder in folders:
         try:
             manifest = read_manifest(store, folder)
+            is_retired = _is_retired(store, folder, manifest)
         except ValueError as error:
             problems.append(str(error))
+            continue
+        if is_retired:
+            num_retired += 1
+            problems += _problems_of_inputs(store, folder, manifest)
             continue
         num_files += len(manifest.shards)
         num_bytes += sum(shard.bytes for shard in manifest.shards)
         problems += _problems_of(store, folder, manifest)
-    return Verification(len(folders), num_files, num_bytes, problems)
+    return Verification(len(folders), num_retired, num_files, num_bytes, problems)
 
 
 def committed_folders(store: Store) -> Iterator[str]:
@@ -55,9 +67,20 @@ def committed_folders(store: Store) -> Iterator[str]:
             yield from (folder for folder in folders if is_committed(store, folder))
 
 
-def _problems_of(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
+def _is_retired(store: Store, folder: str, manifest: Manifest) -> bool:
+    tombstone = read_tombstone(store, folder)
+    if tombstone is not None and tombstone.files != manifest.shards:
+        raise IntegrityError(folder, "those of its manifest", "others", "retired files")
+    return tombstone is not None
+
+
+def _problems_of_inputs(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
     for name, ref in manifest.inputs.items():
         yield from _input_problems(store, folder, name, ref)
+
+
+def _problems_of(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
+    yield from _problems_of_inputs(store, folder, manifest)
     tables = []
     for shard in manifest.shards:
         try:

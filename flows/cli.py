@@ -166,6 +166,36 @@ def verify(run: RunUrl, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def gc(
+    run: RunUrl,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="last=N, every=K, best=METRIC[:N], version=V or all (the default); repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing.")] = False,
+    pin: Annotated[int | None, typer.Option(min=1, help="Only pin this policy.")] = None,
+    unpin: Annotated[str | None, typer.Option(metavar="NAME", help="Only remove a pin.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the bytes that no kept policy needs. Manifests stay."""
+    from flows import gc as collecting
+    from flows.config import UserError
+
+    url, others = run_url(run), bool(keep) or dry_run
+    if [others, pin is not None, unpin is not None].count(True) > 1:
+        raise UserError("--pin, --unpin and a collection (--keep, --dry-run) go one at a time")
+    if pin is not None:
+        collecting.pin(url, pin)
+    elif unpin is not None:
+        collecting.unpin(url, unpin)
+    else:
+        collecting.print_collection(url, keep or [], dry_run, as_json)
+
+
+@app.command()
 def doctor(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]")] = None,
     as_json: AsJson = False,
@@ -203,12 +233,13 @@ def main() -> None:
 
 def _explain(error: Exception) -> int:
     """Print what went wrong; returns the exit code."""
-    from artifacts.errors import HeldError, IntegrityError, LeaseLostError
+    from artifacts.errors import HeldError, IntegrityError, LeaseLostError, RetiredError
     from flows.config import UserError
     from stages.contract import StageError
 
     known = (
         (UserError, 2),
+        (RetiredError, 2),
         (IntegrityError, 3),
         (HeldError, 4),
         (LeaseLostError, 4),

@@ -5,6 +5,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from artifacts.tombstones import refuse_retired
 from flows.config import Config, UserError
 from flows.holding import hold_run
 from flows.plan import make_plan
@@ -20,6 +21,9 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
 
     A policy without a snapshot is rebuilt by replaying its updates first, and then kept; one that
     has a snapshot is exported beside a training run too.
+
+    Raises:
+        RetiredError: ``ratchet gc`` removed its snapshot, or what it would be rebuilt from.
     """
     if Path(to).exists():
         raise UserError(f"{to} exists already: name a folder that does not")
@@ -31,6 +35,7 @@ def export_policy(config: Config, to: str, iteration: int | None, debug: bool) -
         version = iteration or _newest(session)
         session.recall_all(before=version + 1)
         snapshot = _snapshot(session)
+        refuse_retired(run.store, snapshot.folder)
     finally:
         session.pools.close()
         report.close()

@@ -12,6 +12,7 @@ from artifacts.manifests import Manifest, Ref, read_manifest
 from artifacts.runs import is_committed
 from artifacts.shards import read_shard
 from artifacts.store import Store
+from artifacts.tombstones import refuse_retired
 from flows.config import Config, UserError, make_config
 from flows.plan import make_plan
 from flows.record import config_of, open_run
@@ -70,6 +71,7 @@ def replay(url: str, iteration: int, overrides: Sequence[str] = (), debug: bool 
 
     Raises:
         UserError: the iteration is not finished.
+        RetiredError: ``ratchet gc`` removed what it was made from.
     """
     report = Report()
     session = Session(open_run(make_plan(config_of(url, overrides))), report, debug)
@@ -77,6 +79,9 @@ def replay(url: str, iteration: int, overrides: Sequence[str] = (), debug: bool 
     if iteration > finished:
         raise UserError(f"run {url} has finished {finished} iterations: {iteration} is not one")
     update = session.history[iteration - 1]
+    inputs = update.manifest.inputs
+    for folder in (update.folder, inputs["rollout"].path, inputs["scores"].path):
+        refuse_retired(session.store, folder)
     config = _laid_out(session.config, update.manifest, overrides)
     session = Session(open_run(make_plan(config)), report, debug)
     try:

@@ -23,7 +23,7 @@ from stages.rollout.prompts import PromptSet, prepare, prompt_work
 from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
 from stages.update import run as update_stage
-from stages.update.trainers import policy_work
+from stages.update.trainers import is_rebuildable, policy_work
 
 # Iterations read ahead at once: enough to keep every reader busy, and little to have read in vain.
 _READ_AHEAD = 64
@@ -137,8 +137,18 @@ class Session:
         return made
 
     def snapshot(self, iteration: int) -> Committed | None:
-        """Keep weights and trainer state, where one is due after ``iteration``."""
-        return self.snapshot_now() if self._is_kept(iteration) else None
+        """Keep weights and trainer state, where one is due after ``iteration``.
+
+        A policy of the past that ``ratchet gc`` has let go of is due no more.
+        """
+        if not self._is_kept(iteration):
+            return None
+        update = self.history[-1]
+        if found := self.find_snapshot(update):
+            return found
+        if update.was_reused and not is_rebuildable(self.store, self.history):
+            return None
+        return self.snapshot_now()
 
     def snapshot_now(self) -> Committed:
         """The committed snapshot of the newest policy; made where there is none."""
@@ -159,7 +169,7 @@ class Session:
         if not has_commit(self.store, iterations, "update"):  # one look, where there is much to do
             return False
         is_done = self.recall_finished() == iterations and all(
-            self.find_snapshot(update)
+            self.find_snapshot(update) or not is_rebuildable(self.store, self.history[:iteration])
             for iteration, update in enumerate(self.history, start=1)
             if self._is_kept(iteration)
         )

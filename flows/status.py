@@ -11,6 +11,7 @@ from artifacts.branches import open_store
 from artifacts.manifests import Manifest
 from artifacts.runs import committed, is_committed, iterations, read_record
 from artifacts.store import Store
+from artifacts.tombstones import is_retired
 from flows.config import UserError
 from flows.plan import Plan
 from flows.revisions import plan_at, read_revisions
@@ -48,8 +49,13 @@ def run_status(url: str) -> dict[str, Any]:
 
 
 def newest(store: Store, iteration: int, stage: str) -> tuple[str, Manifest] | None:
-    """Folder and manifest of the stage's latest commit in ``iteration``."""
+    """Folder and manifest of the stage's latest commit in ``iteration``.
+
+    Where there are several, one whose files ``ratchet gc`` retired comes last.
+    """
     found = committed(store, iteration, stage)
+    if len(found) > 1:
+        found = [pair for pair in found if not is_retired(store, pair[0])] or found
     return max(found, key=lambda pair: pair[1].provenance.get("end", 0.0)) if found else None
 
 
@@ -59,8 +65,8 @@ def snapshots(store: Store) -> list[int]:
         int(version)
         for version in store.names("policy")
         if any(
-            is_committed(store, f"policy/{version}/{key}")
-            for key in store.names(f"policy/{version}")
+            is_committed(store, folder) and not is_retired(store, folder)
+            for folder in (f"policy/{version}/{key}" for key in store.names(f"policy/{version}"))
         )
     ]
 
@@ -77,7 +83,8 @@ def _stage_row(store: Store, plan: Plan, iteration: int, stage: str) -> dict[str
     row: dict[str, Any] = {"iteration": iteration, "stage": stage, "state": "absent"}
     if found := newest(store, iteration, stage):
         folder, manifest = found
-        return row | {"state": "committed", "folder": folder, **_facts(manifest)}
+        kept = {"folder": folder, "is_retired": is_retired(store, folder)}
+        return row | {"state": "committed", **kept, **_facts(manifest)}
     parent = f"iteration-{iteration:06d}/{stage}"
     begun = [f"{parent}/{name}" for name in store.names(parent)]
     if not begun:
@@ -165,6 +172,7 @@ def _line(found: dict[str, Any], iteration: int) -> dict[str, str]:
         "shards kept": _count(reused or None),
         "attempts": _count(attempts) if (attempts := _attempts(stages.values())) > 1 else "",
         "policy": "kept" if iteration in found["snapshots"] else "",
+        "files": "retired" if any(row.get("is_retired") for row in stages.values()) else "",
     }
 
 

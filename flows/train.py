@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
-from artifacts.errors import HeldError, IntegrityError, LeaseLostError
+from artifacts.errors import HeldError, IntegrityError, LeaseLostError, RetiredError
 from flows.config import Config, UserError
 from flows.holding import hold_unless_complete
 from flows.plan import make_plan
@@ -124,10 +124,11 @@ def _retries(config: Config) -> dict[str, Any]:
     }
 
 
-# What fails the same way again: bad input, bad bytes, a stage's own verdict, another's run.
+# What fails the same way again: bad input, bad bytes or none, a stage's own verdict, another's run.
 _FINAL = (
     UserError,
     IntegrityError,
+    RetiredError,
     StageError,
     HeldError,
     LeaseLostError,

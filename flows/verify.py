@@ -22,6 +22,7 @@ def print_verification(url: str, as_json: bool) -> None:
         for problem in found.problems:
             print(problem)
         size = f"{found.manifests} manifests, {found.files} files, {found.bytes / 2**20:,.1f} MiB"
+        size += f"; {found.retired} of the manifests retired by gc" if found.retired else ""
         print(f"{len(found.problems)} problems in {size}" if found.problems else f"whole: {size}")
     if found.problems:
         sys.exit(3)

@@ -17,6 +17,7 @@ from artifacts.keys import key_of
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
 from artifacts.runs import stage_folder
 from artifacts.store import Store
+from artifacts.tombstones import is_retired
 
 Progress = Callable[..., None]
 
@@ -85,7 +86,8 @@ def find(store: Store, work: Work) -> Committed | None:
     """The committed output of ``work``, if there is one.
 
     Its manifest is checked, and that its files are there in their sizes; their digests are
-    checked by whoever reads them.
+    checked by whoever reads them. An output whose files ``ratchet gc`` retired is committed all
+    the same: it was made, and is never made again.
 
     Raises:
         IntegrityError: a committed file is missing or cut short.
@@ -100,6 +102,8 @@ def find(store: Store, work: Work) -> Committed | None:
     for shard in manifest.shards:
         path = f"{work.folder}/{shard.name}"
         found = sizes[shard.name] if shard.name in sizes else store.size(path)
+        if found is None and is_retired(store, work.folder):
+            break
         if found != shard.bytes:
             raise IntegrityError(path, shard.bytes, "no file" if found is None else found, "bytes")
     return Committed(work.folder, manifest, was_reused=True)

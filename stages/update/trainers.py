@@ -8,6 +8,7 @@ from artifacts.errors import IntegrityError
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest
 from artifacts.runs import is_committed, policy_folder
 from artifacts.store import Store
+from artifacts.tombstones import is_retired, refuse_retired
 from stages.contract import Committed, Work
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
 from stages.workers import Actor, Cluster, Pending, Placement
@@ -57,6 +58,7 @@ class Trainers:
 
         Raises:
             IntegrityError: a replayed update gives other weights than it committed.
+            RetiredError: ``ratchet gc`` removed what the policy would be rebuilt from.
         """
         versions = ["base", *(update.manifest.digest for update in history)]
         if self._held == versions[-1] and self._actors:
@@ -65,6 +67,8 @@ class Trainers:
         if self._actors and self._held in versions[first:]:
             first = versions.index(self._held)
         else:
+            for folder in _replayed_folders(history[first:]):
+                refuse_retired(store, folder)
             self._load(store, history, first)
         for update in history[first:]:
             self._replay(store, update)
@@ -179,12 +183,32 @@ def policy_work(update: Committed) -> Work:
 
 
 def newest_snapshot(store: Store, history: Sequence[Committed]) -> int:
-    """Latest version in ``history`` whose snapshot is committed; 0 is the base model."""
+    """Latest version in ``history`` whose snapshot can be read; 0 is the base model."""
     kept = {int(name) for name in store.names("policy")}
     for version in sorted(kept & set(range(1, len(history) + 1)), reverse=True):
-        if is_committed(store, policy_work(history[version - 1]).folder):
+        if _has_snapshot(store, history[version - 1]):
             return version
     return 0
+
+
+def is_rebuildable(store: Store, history: Sequence[Committed]) -> bool:
+    """Whether all is there that the policy after ``history`` is rebuilt from."""
+    for update in reversed(history):
+        if _has_snapshot(store, update):
+            return True
+        if any(is_retired(store, folder) for folder in _replayed_folders([update])):
+            return False
+    return True
+
+
+def _has_snapshot(store: Store, update: Committed) -> bool:
+    folder = policy_work(update).folder
+    return is_committed(store, folder) and not is_retired(store, folder)
+
+
+def _replayed_folders(updates: Sequence[Committed]) -> list[str]:
+    refs = [update.manifest.inputs for update in updates]
+    return [inputs[name].path for inputs in refs for name in ("rollout", "scores")]
 
 
 def _snapshot_of(store: Store, update: Committed) -> Ref:

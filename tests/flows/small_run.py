@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from artifacts import schemas
 from artifacts.manifests import Ref, Shard
+from artifacts.runs import committed
 from artifacts.schemas import scores_schema
 from artifacts.shards import write_file, write_shard, write_table
 from artifacts.store import Store
@@ -97,7 +98,9 @@ def write_rollout(store: Store, iteration: int, texts: Sequence[str]) -> Committ
     """Two shards of samples, prompt by prompt."""
     rows = [_sample(iteration, n, text) for n, text in enumerate(texts)]
     tokens = sum(len(row["response_ids"]) for row in rows)
-    work = Work("rollouts", "rollout", 1, iteration, {}, {"policy": Ref("model", "0" * 64)})
+    work = Work(
+        "rollouts", "rollout", 1, iteration, {}, {"policy": policy_before(store, iteration)}
+    )
     metrics = {"rollout/samples": len(rows), "rollout/response_tokens": tokens}
     return _commit(store, work, pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS), metrics)
 
@@ -135,9 +138,12 @@ def write_update(
         for name, a in zip(ids, values, strict=True)
     ]
     advantages = pa.Table.from_pylist(rows, schema=schemas.ADVANTAGES)
-    work = Work(
-        "update", "update", 1, iteration, {}, {"rollout": rollout.ref, "scores": scores.ref}
-    )
+    inputs = {
+        "rollout": rollout.ref,
+        "scores": scores.ref,
+        "policy": policy_before(store, iteration),
+    }
+    work = Work("update", "update", 1, iteration, {}, inputs)
 
     def make() -> Product:
         shards = [
@@ -155,6 +161,13 @@ def write_update(
         return Product(shards, outcome, {**values, **named}, {"phases": {"steps": 0.25}})
 
     return find_or_make(store, work, make)
+
+
+def policy_before(store: Store, iteration: int) -> Ref:
+    """What an iteration starts from: the update before it, or the base model."""
+    for folder, manifest in committed(store, iteration - 1, "update"):
+        return Ref(folder, manifest.digest)
+    return Ref("model", "0" * 64)
 
 
 def write_snapshot(store: Store, update: Committed) -> Committed:
