@@ -37,8 +37,14 @@ class ReadAhead(Store):
         data = self._manifests.get(path)
         return self._store.read(path, is_large) if data is None else data
 
+    def exists(self, path: str) -> bool:
+        return self._store.exists(path)
+
     def size(self, path: str) -> int | None:
         return self._store.size(path)
+
+    def names(self, path: str) -> list[str]:
+        return self._store.names(path)
 
     def sizes(self, path: str) -> dict[str, int]:
         top, _, rest = path.partition("/")

@@ -17,6 +17,7 @@ from artifacts.keys import key_of
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
 from artifacts.runs import stage_folder
 from artifacts.store import Store
+from artifacts.tombstones import FILE_NAME as TOMBSTONE
 from artifacts.tombstones import is_retired
 
 Progress = Callable[..., None]
@@ -99,7 +100,7 @@ def find(store: Store, work: Work) -> Committed | None:
     if manifest.key != work.key:  # the folder's name holds only its beginning
         raise IntegrityError(work.folder, work.key, manifest.key, "key")
     sizes = store.sizes(work.folder)
-    for shard in manifest.shards:
+    for shard in () if TOMBSTONE in sizes else manifest.shards:
         path = f"{work.folder}/{shard.name}"
         found = sizes[shard.name] if shard.name in sizes else store.size(path)
         if found is None and is_retired(store, work.folder):

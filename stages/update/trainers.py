@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.errors import IntegrityError
-from artifacts.manifests import Manifest, Ref, Shard, read_manifest
-from artifacts.runs import is_committed, policy_folder
+from artifacts.manifests import FILE_NAME, Manifest, Ref, Shard, read_manifest
+from artifacts.runs import policy_folder
 from artifacts.store import Store
+from artifacts.tombstones import FILE_NAME as TOMBSTONE
 from artifacts.tombstones import is_retired, refuse_retired
 from stages.contract import Committed, Work
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
@@ -202,8 +203,8 @@ def is_rebuildable(store: Store, history: Sequence[Committed]) -> bool:
 
 
 def _has_snapshot(store: Store, update: Committed) -> bool:
-    folder = policy_work(update).folder
-    return is_committed(store, folder) and not is_retired(store, folder)
+    names = store.names(policy_work(update).folder)
+    return FILE_NAME in names and TOMBSTONE not in names
 
 
 def _replayed_folders(updates: Sequence[Committed]) -> list[str]:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from artifacts.ahead import ReadAhead
+from artifacts.collection import collect, plan_collection
 from artifacts.errors import IntegrityError
+from artifacts.keep_rules import parse_rule
 from artifacts.store import Store
+from artifacts.tombstones import is_retired
 from flows.session import Session
 from small_run import finished_run, small_plan, write_snapshot
 from stages.contract import find
@@ -59,6 +62,22 @@ def test_recall_asks_of_each_iteration_one_listing_and_three_reads(tmp_path: Pat
         assert all(path.startswith(("iteration-", "prompts/")) for path in listed)
 
 
+def test_recall_after_gc_finds_every_iteration_and_asks_no_more_for_it(tmp_path: Path) -> None:
+    session, counted = resumed(tmp_path, 12)
+    session.recall_finished()
+    write_snapshot(session.store, session.history[11])
+    before = dict(session.iterations)
+    collect(session.store, plan_collection(session.store, [parse_rule("last=1")]))
+    again = Session(session.run)
+    counted.asked.clear()
+    assert again.recall_finished() == 12
+    assert again.iterations == before
+    assert by_operation(counted) == {"cat_file": 3 * 12 + 2, "find": 12 + 2}
+    retired = [is_retired(again.store, update.folder) for update in again.history]
+    assert retired == [True] * 11 + [False]
+    assert again.is_complete()
+
+
 def test_stages_of_recalled_iterations_ask_the_store_nothing(tmp_path: Path) -> None:
     session, counted = resumed(tmp_path, 10)
     session.look_back()
@@ -76,7 +95,7 @@ def test_newest_snapshot_of_a_long_run_is_found_by_one_listing(tmp_path: Path) -
     write_snapshot(session.store, session.history[4])
     counted.asked.clear()
     assert newest_snapshot(session.store, session.history) == 5
-    assert [name for name, _ in counted.asked] == ["ls", "exists"]
+    assert [name for name, _ in counted.asked] == ["ls", "ls"]
     assert newest_snapshot(session.store, session.history[:4]) == 0
 
 
