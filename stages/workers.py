@@ -47,6 +47,8 @@ class Stream(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
+    def __next__(self) -> Any: ...
+
 
 class Cluster(Protocol):
     """Where actors live."""
@@ -66,12 +68,28 @@ class Cluster(Protocol):
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         """What the streams yield, in the order in which it comes."""
 
+    def next_of(self, streams: Sequence[Stream]) -> tuple[int, Any]:
+        """The place of a stream that has yielded, and what; ENDED where it is through.
+
+        Raises:
+            WorkerDiedError: with the place of the stream whose worker it was.
+        """
+
     def shutdown(self) -> None:
         """End all actors."""
 
 
+# What a stream gives when it is through.
+ENDED = object()
+
+
 class WorkerDiedError(RuntimeError):
-    """An actor's process ended under a call. Start another, and repeat what was not committed."""
+    """An actor's process ended under a call. Start another, and repeat what was not committed.
+
+    ``place`` is that of its stream, where several were waited for.
+    """
+
+    place: int | None = None
 
 
 class Pool(Protocol):
@@ -139,6 +157,9 @@ class LocalCluster:
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         for stream in streams:
             yield from stream
+
+    def next_of(self, streams: Sequence[Stream]) -> tuple[int, Any]:
+        return 0, next(streams[0], ENDED)
 
     def shutdown(self) -> None:
         """Nothing to end: the objects go with the process."""
