@@ -76,8 +76,9 @@ class RayActor:
     def submit(self, method: str, *args: Any) -> RayPending:
         return RayPending(self._handle.call.remote(method, *_refs(args)))
 
-    def stream(self, method: str, *args: Any) -> RayStream:
-        call = self._handle.stream.options(num_returns="streaming")
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> RayStream:
+        options = {"_generator_backpressure_num_objects": 1} if in_step else {}
+        call = self._handle.stream.options(num_returns="streaming", **options)
         return RayStream(call.remote(method, *_refs(args)))
 
     def kill(self) -> None:
@@ -159,5 +160,5 @@ def _get(ref: ray.ObjectRef) -> Any:
     except RayActorError as error:
         raise WorkerDiedError(f"a worker process ended: {error}") from error
     except RayTaskError as error:
-        # The worker's own exception, so that it is caught here by its own class.
-        raise error.as_instanceof_cause() from None
+        # The worker's own exception: caught by its class, and read without where it was raised.
+        raise error.cause from error

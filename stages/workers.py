@@ -35,8 +35,12 @@ class Actor(Protocol):
     def submit(self, method: str, *args: Any) -> Pending:
         """Call ``method`` and go on."""
 
-    def stream(self, method: str, *args: Any) -> "Stream":
-        """Call a method that yields, and go on."""
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> "Stream":
+        """Call a method that yields, and go on.
+
+        ``in_step``: it waits at each yield until the value has been taken, so that none is lost
+        if it dies right after.
+        """
 
     def kill(self) -> None:
         """End it, without asking."""
@@ -134,7 +138,7 @@ class LocalActor:
         except Exception as error:
             return Done(error=error)
 
-    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> Iterator[Any]:
         return iter(getattr(self._instance, method)(*_values(args)))
 
     def kill(self) -> None:

@@ -26,8 +26,27 @@ Row = Mapping[str, Any]
 Report = Callable[[int, Outcome | None], None]
 
 
-def call_reward(reward: Reward, rows: Sequence[Row], report: Report) -> None:
+class Pace:
+    """Lets a call begin every 1 / ``per_second`` seconds. The first begins at once."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._gap = 1 / per_second if per_second else 0.0
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Wait for the next call's turn."""
+        now = time.monotonic()
+        mine = max(now, self._next)
+        self._next = mine + self._gap
+        if mine > now:
+            await asyncio.sleep(mine - now)
+
+
+def call_reward(reward: Reward, rows: Sequence[Row], report: Report, pace: Pace) -> None:
     """Call ``reward`` on ``rows`` (see ``rewards.reward_arguments``) and report each outcome.
+
+    Args:
+        pace: of async calls, kept from one shard to the next.
 
     Raises:
         StageError: a batched function gave no list of the right length. What it gave belongs to
@@ -36,7 +55,7 @@ def call_reward(reward: Reward, rows: Sequence[Row], report: Report) -> None:
     if reward.spec.batched:
         _call_batch(reward, rows, report)
     elif reward.is_async:
-        asyncio.run(_await_all(reward, rows, report))
+        asyncio.run(_await_all(reward, rows, report, pace))
     else:
         _call_each(reward, rows, report)
 
@@ -73,9 +92,8 @@ def _call_batch(reward: Reward, rows: Sequence[Row], report: Report) -> None:
         report(index, _checked(reward, value, row))
 
 
-async def _await_all(reward: Reward, rows: Sequence[Row], report: Report) -> None:
+async def _await_all(reward: Reward, rows: Sequence[Row], report: Report, pace: Pace) -> None:
     slots = asyncio.Semaphore(reward.spec.concurrency)
-    pace = _Pace(reward.spec.calls_per_second)
     keywords = _keywords(reward)
 
     async def call(index: int, row: Row) -> None:
@@ -112,22 +130,6 @@ def _failed_call(error: BaseException, reward: Reward) -> Outcome:
     if isinstance(error, CallTimeoutError) and seconds is not None:
         return timed_out(seconds)
     return failed(error)
-
-
-class _Pace:
-    """Lets a call begin every 1 / ``per_second`` seconds. The first begins at once."""
-
-    def __init__(self, per_second: float | None) -> None:
-        self._gap = 1 / per_second if per_second else 0.0
-        self._next = 0.0
-
-    async def turn(self) -> None:
-        """Wait for the next call's turn."""
-        now = time.monotonic()
-        mine = max(now, self._next)
-        self._next = mine + self._gap
-        if mine > now:
-            await asyncio.sleep(mine - now)
 
 
 def _checked(reward: Reward, value: Any, row: Row) -> Outcome:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from stages.contract import StageError
-from stages.score.calls import call_reward
+from stages.score.calls import Pace, call_reward
 from stages.score.config import RewardSpec
 from stages.score.outcomes import Outcome, to_json
 from stages.score.rewards import Reward, load_reward
@@ -39,8 +39,9 @@ def main(read_fd: int, write_fd: int) -> None:
     requests = os.fdopen(read_fd, "r", encoding="utf-8")
     answers = os.fdopen(write_fd, "w", buffering=1, encoding="utf-8")
     reward = _load(json.loads(requests.readline()), answers)
+    pace = Pace(reward.spec.calls_per_second)
     for line in requests:
-        _serve(reward, json.loads(line)["rows"], answers)
+        _serve(reward, json.loads(line)["rows"], answers, pace)
 
 
 def _load(order: dict[str, Any], answers: TextIO) -> Reward:
@@ -54,9 +55,9 @@ def _load(order: dict[str, Any], answers: TextIO) -> Reward:
     return reward
 
 
-def _serve(reward: Reward, rows: list[dict[str, Any]], answers: TextIO) -> None:
+def _serve(reward: Reward, rows: list[dict[str, Any]], answers: TextIO, pace: Pace) -> None:
     try:
-        call_reward(reward, rows, _reporter(answers))
+        call_reward(reward, rows, _reporter(answers), pace)
     except StageError as error:
         _say(answers, "refused", str(error))
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stages.score.calls import call_reward
+from stages.score.calls import Pace, call_reward
 from stages.score.config import RewardSpec
 from stages.score.outcomes import Outcome
 from stages.score.rewards import load_reward
@@ -14,11 +14,16 @@ class RewardHere:
 
     def __init__(self, spec: RewardSpec) -> None:
         self._reward = load_reward(spec)
+        self._pace = Pace(spec.calls_per_second)
 
     def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Outcome | None]]:
         """Events as in ``RewardProcess.score``, all of them when the last call has ended."""
         events: list[tuple[int, Outcome | None]] = []
-        call_reward(self._reward, rows, lambda index, outcome: events.append((index, outcome)))
+
+        def report(index: int, outcome: Outcome | None) -> None:
+            events.append((index, outcome))
+
+        call_reward(self._reward, rows, report, self._pace)
         return iter(events)
 
     def close(self) -> None:

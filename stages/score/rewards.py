@@ -70,14 +70,14 @@ def reward_digests(specs: Sequence[RewardSpec]) -> dict[str, str]:
 
 
 def reward_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reward is called with, of a rollout row."""
+    """What a reward is called with, of a rollout row and its ``num_tokens``."""
     return {
         **json.loads(row["extra"] or "{}"),
         "text": row["text"],
         "ground_truth": row["ground_truth"],
         "prompt": row["prompt_text"],
         "finish_reason": row["finish_reason"],
-        "num_tokens": len(row["response_ids"]),
+        "num_tokens": row["num_tokens"],
         "sample_id": row["sample_id"],
         "group_id": row["group_id"],
     }

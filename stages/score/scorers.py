@@ -63,8 +63,7 @@ class Scorers:
             while waiting or busy:
                 while waiting and idle:
                     number, order = idle.popleft(), waiting.popleft()
-                    stream = self._actors[number].stream("score", store, source, folder, order)
-                    busy.append(_Underway(stream, order, number))
+                    busy.append(self._begin(number, store, source, folder, order))
                 try:
                     place, event = self._cluster.next_of([one.stream for one in busy])
                 except WorkerDiedError as error:
@@ -87,6 +86,15 @@ class Scorers:
         for actor in self._actors:
             actor.kill()
         self._actors = []
+
+    def _begin(
+        self, number: int, store: Store, source: str, folder: str, order: ShardOrder
+    ) -> _Underway:
+        call = self._actors[number].stream
+        in_step = order.attempt > 1
+        return _Underway(
+            call("score", store, source, folder, order, in_step=in_step), order, number
+        )
 
     def _arguments(self, number: int) -> tuple[str, ScorerSpec]:
         return f"scorer-{number}", self._spec

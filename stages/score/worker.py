@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.manifests import Shard
 from artifacts.schemas import scores_schema
@@ -27,6 +28,9 @@ from stages.score.tokens import token_texts
 log = logging.getLogger("ratchet")
 
 _SAMPLE_COLUMNS = ("sample_id", "group_id")
+_TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "extra")
+# Long, and worth their making where somebody reads them only.
+_TOKEN_COLUMNS = ("prompt_ids", "response_ids")
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class ScoreWorker:
             reward.close()
 
     def _table(self, rollouts: pa.Table, order: ShardOrder) -> Generator[InHand, None, pa.Table]:
-        rows = rollouts.to_pylist()
+        rows = self._rows(rollouts)
         specs = self._spec.rewards
         outcomes = yield from self._outcomes(rows, order)
         scored = [
@@ -155,6 +159,15 @@ class ScoreWorker:
         }
         return pa.Table.from_pydict(columns, schema=scores_schema([s.column for s in specs]))
 
+    def _rows(self, rollouts: pa.Table) -> list[dict[str, Any]]:
+        needs_ids = self._needs_tokens or self._reference is not None
+        names = [*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *(_TOKEN_COLUMNS if needs_ids else [])]
+        lengths = pc.list_value_length(rollouts["response_ids"])
+        rows: list[dict[str, Any]] = (
+            rollouts.select(names).append_column("num_tokens", lengths).to_pylist()
+        )
+        return rows
+
     def _outcomes(
         self, rows: Sequence[Mapping[str, Any]], order: ShardOrder
     ) -> Generator[InHand, None, list[list[Outcome]]]:
@@ -162,14 +175,14 @@ class ScoreWorker:
         arguments = [self._arguments(row) for row in rows]
         outcomes: list[list[Outcome]] = [[] for _ in rows]
         for spec, reward in zip(self._spec.rewards, self._rewards, strict=True):
-            mine: dict[int, Outcome] = {}
-            for place, outcome in reward.score(arguments):
-                if outcome is not None:
-                    mine[place] = outcome
-                elif order.attempt > 1:
-                    yield InHand(order.index, _described(rows[place], spec))
-            for place, row_outcomes in enumerate(outcomes):
-                row_outcomes.append(mine[place])
+            for part in _parts(len(rows), order.attempt, spec):
+                if order.attempt > 1 and part:
+                    yield InHand(order.index, _described(rows, part, spec))
+                found = dict(reward.score([arguments[place] for place in part]))
+                for number, place in enumerate(part):
+                    outcome = found[number]
+                    assert outcome is not None
+                    outcomes[place].append(outcome)
         return outcomes
 
     def _reference_logprobs(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -219,8 +232,17 @@ def _scoring(reward: RewardSpec, spec: ScorerSpec) -> Scoring:
     return RewardProcess(reward)
 
 
-def _described(row: Mapping[str, Any], spec: RewardSpec) -> str:
+def _parts(count: int, attempt: int, spec: RewardSpec) -> list[range]:
+    """Places to score together: all; after a worker's death one by one, so that one is known."""
+    if attempt == 1 or spec.batched:
+        return [range(count)]
+    return [range(place, place + 1) for place in range(count)]
+
+
+def _described(rows: Sequence[Mapping[str, Any]], part: range, spec: RewardSpec) -> str:
+    row = rows[part.start]
+    and_more = f" and {len(part) - 1} more" if len(part) > 1 else ""
     return (
-        f"{row['sample_id']} (reward {spec.column}, prompt of {len(row['prompt_text'])} "
-        f"characters, response of {len(row['response_ids'])} tokens)"
+        f"{row['sample_id']}{and_more} (reward {spec.column}, prompt of {len(row['prompt_text'])} "
+        f"characters, response of {row['num_tokens']} tokens)"
     )

@@ -151,7 +151,11 @@ def test_async_calls_are_awaited_together_up_to_the_limit(source) -> None:
 
 
 def test_async_calls_begin_at_the_asked_pace(source) -> None:
-    values, _ = run(source, "begins", [""] * 5, concurrency=5, calls_per_second=50)
+    process = RewardProcess(RewardSpec(fn=f"{source}:begins", concurrency=5, calls_per_second=50))
+    values = []
+    for count in (2, 3):  # from shard to shard, too
+        values += [o.value for _, o in process.score([{"text": ""}] * count) if o is not None]
+    process.close()
     assert all(value - values[0] >= 0.02 * n - 0.001 for n, value in enumerate(values))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scoring import reward_file
 from stages.contract import StageError
-from stages.score.calls import call_reward
+from stages.score.calls import Pace, call_reward
 from stages.score.components import combine
 from stages.score.config import RewardSpec, ScoreConfig
 from stages.score.outcomes import Outcome, failed, from_json, process_ended, timed_out, to_json
@@ -78,7 +78,7 @@ def call(source: str, name: str, count: int = 6, **fields) -> list[Outcome]:
             assert index not in outcomes
             outcomes[index] = outcome
 
-    call_reward(reward, rows(count), report)
+    call_reward(reward, rows(count), report, Pace(None))
     return [outcomes[index] for index in range(count)]
 
 

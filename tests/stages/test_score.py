@@ -1,6 +1,8 @@
 """The score stage over real stores and workers: nulls, errors, deaths, retries, the same bytes."""
 
+import io
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from stages.ray_cluster import RayCluster
 from stages.score import run as stage
 from stages.score import scorers as scorers_module
 from stages.score.config import ScoreConfig
+from stages.score.rewards import reward_digests
 from stages.score.tokens import token_texts
 
 SOURCE = """
@@ -39,6 +42,14 @@ def raises(text, n, **row):
     if n % 4 == 1:
         raise KeyError(text)
     return 1.0
+
+
+def process(text, **row):
+    return os.getpid()
+
+
+def too_short(batch):
+    return [1.0] * (len(batch) - 1)
 
 
 def flaky(text, n, **row):
@@ -143,7 +154,7 @@ def test_errors_above_the_allowed_share_stop_the_stage_and_are_called_anew(store
     said = str(caught.value)
     assert "errors in 2 of 10 samples, more than score.max_error_share 0.15: flaky on 2" in said
     assert "sample 000001-00000-001: flaky raised ConnectionError: service is down" in said
-    work = stage.score_work(1, wanted, {}, rollout, None)
+    work = stage.score_work(1, wanted, reward_digests(wanted.rewards), rollout, None)
     assert stage.find_scores(store, work) is None
     # Whole shards are kept; those with an error are not, so that the next attempt calls again.
     (Path(source).parent / "well").touch()
@@ -228,6 +239,35 @@ def test_token_rewards_stand_beside_the_reward_and_are_counted_once(store, tmp_p
     assert verify(store).problems == []
 
 
+def test_debug_rewards_run_in_this_process_and_that_is_said_once(store, source) -> None:
+    said = io.StringIO()
+    log, handler = logging.getLogger("ratchet"), logging.StreamHandler(said)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    wanted = config(source, "length", "process")
+    try:
+        made = score(store, wanted, commit_rollout(store, TEXTS, 2), make_scorers(wanted))
+    finally:
+        log.removeHandler(handler)
+    assert {row["reward.process"] for row in rows_of(store, made)} == {float(os.getpid())}
+    assert said.getvalue().count("timeouts can't end a call") == 1
+
+
+@pytest.mark.real
+def test_batch_of_the_wrong_length_stops_the_stage_before_anything_is_written(
+    ray, store, source
+) -> None:
+    wanted = ScoreConfig(rewards=[{"fn": f"{source}:too_short", "batched": True}])
+    rollout = commit_rollout(store, TEXTS, 5)
+    pool = make_scorers(wanted, ray, 1)
+    with pytest.raises(StageError) as caught:
+        score(store, wanted, rollout, pool)
+    pool.drop()
+    assert str(caught.value) == "reward 'too_short': expected 5 for 5 samples, got 4"
+    work = stage.score_work(1, wanted, reward_digests(wanted.rewards), rollout, None)
+    assert not [name for name in store.names(work.folder) if not name.startswith("attempt")]
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_scores_are_the_same_bytes_on_any_number_of_workers(
@@ -302,6 +342,6 @@ def test_workers_that_die_again_and_again_fail_the_stage_with_the_sample(
         "sample in hand was 000001-00002-000 (reward kills_worker, prompt of 8 characters, "
         "response of 5 tokens)"
     )
-    work = stage.score_work(1, wanted, {}, rollout, None)
+    work = stage.score_work(1, wanted, reward_digests(wanted.rewards), rollout, None)
     assert not any("manifest" in name for name in store.names(work.folder))
     assert stage.find_scores(store, work) is None
