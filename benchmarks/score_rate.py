@@ -50,6 +50,7 @@ def make_rows(count: int) -> list[dict]:
         {
             "sample_id": f"{n:07d}",
             "group_id": f"{n // 8:07d}",
+            "source": "sums",
             "prompt_ids": [1] * 40,
             "response_ids": [2] * 120,
             "logprobs": [-1.0] * 120,

@@ -26,7 +26,8 @@ def commit_rollout(
     """A rollout of ``texts``, ``per_shard`` samples a shard, two samples a group."""
     truths = truths or [None] * len(texts)
     rows = [_row(n, text, truth) for n, (text, truth) in enumerate(zip(texts, truths, strict=True))]
-    work = Work("rollouts", "rollout", 1, 1, {}, {"policy": Ref("model", "0" * 64)})
+    identity = {"max_new_tokens": 64}
+    work = Work("rollouts", "rollout", 1, 1, identity, {"policy": Ref("model", "0" * 64)})
 
     def make() -> Product:
         parts = [rows[i : i + per_shard] for i in range(0, len(rows), per_shard)]
@@ -42,6 +43,7 @@ def _row(n: int, text: str, truth: str | None) -> dict[str, Any]:
         "sample_id": f"{group}-{n % 2:03d}",
         "group_id": group,
         "prompt_id": str(n // 2),
+        "source": "test",
         "row": n // 2,
         "epoch": 0,
         "sample_index": n % 2,

@@ -4,9 +4,9 @@
     def per_batch(batch: list[Record]) -> list[float | None]          # batched: true
     def per_token(text: str, tokens: list[str], **row) -> list[float]  # per_token: true
 
-``row`` holds ``prompt``, ``finish_reason``, ``num_tokens``, ``sample_id``, ``group_id`` and the
-data row's other columns; a :class:`Record` is a mapping of all of them. Any of the three may be
-``async``. None abstains: the sample has no reward, which is not a reward of 0.
+``row`` holds ``prompt``, ``finish_reason``, ``source``, ``num_tokens``, ``sample_id``,
+``group_id`` and the data row's other columns; a :class:`Record` is a mapping of all of them. Any
+of the three may be ``async``. None abstains: the sample has no reward, which is not one of 0.
 """
 
 import importlib
@@ -29,6 +29,7 @@ ARGUMENTS = (
     "ground_truth",
     "prompt",
     "finish_reason",
+    "source",
     "num_tokens",
     "sample_id",
     "group_id",
@@ -77,6 +78,7 @@ def reward_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
         "ground_truth": row["ground_truth"],
         "prompt": row["prompt_text"],
         "finish_reason": row["finish_reason"],
+        "source": row["source"],
         "num_tokens": row["num_tokens"],
         "sample_id": row["sample_id"],
         "group_id": row["group_id"],

@@ -28,7 +28,7 @@ from stages.score.tokens import token_texts
 log = logging.getLogger("ratchet")
 
 _SAMPLE_COLUMNS = ("sample_id", "group_id")
-_TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "extra")
+_TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "source", "extra")
 # Long, and worth their making where somebody reads them only.
 _TOKEN_COLUMNS = ("prompt_ids", "response_ids")
 

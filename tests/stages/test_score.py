@@ -21,6 +21,8 @@ from stages.score import scorers as scorers_module
 from stages.score.config import ScoreConfig
 from stages.score.rewards import reward_digests
 from stages.score.tokens import token_texts
+from stages.update.config import UpdateConfig
+from stages.update.samples import read_samples
 
 SOURCE = """
 import os
@@ -237,6 +239,30 @@ def test_token_rewards_stand_beside_the_reward_and_are_counted_once(store, tmp_p
     assert [row["reward"] for row in rows] == [1.0, 1.0]
     assert made.manifest.metrics["reward/mean"] == 1.0 + 2.5
     assert verify(store).problems == []
+
+
+def test_token_rewards_reach_the_update_once(store, tmp_path) -> None:
+    model = str(tiny.save_model(tmp_path / "model"))
+    tokens = {"fn": "keyword_tokens", "per_token": True, "weight": 2.0}
+    wanted = ScoreConfig(
+        rewards=[
+            {"fn": "format", "options": {"pattern": "00"}},
+            tokens | {"options": {"words": {"0": 0.5}}},
+            {"fn": "length", "options": {"maximum": 2}, "weight": 0.0},
+        ]
+    )
+    rollout = commit_rollout(store, ["000", "00"], 2)
+    made = score(store, wanted, rollout, make_scorers(wanted, model=model))
+
+    def advantages(estimator: str) -> list[float]:
+        config = UpdateConfig(advantage=estimator)
+        samples = read_samples(store, rollout.ref, made.ref, config, "drop_sample")
+        return [float(values[0]) for values in samples.advantages]
+
+    # Totals of 0 + 3 and 1 + 2: equal, so that each less the other is nothing.
+    assert advantages("rloo") == [0.0, 0.0]
+    # One part up and the other down by one deviation each, both of weight 1: nothing again.
+    assert advantages("gdpo") == [0.0, 0.0]
 
 
 def test_debug_rewards_run_in_this_process_and_that_is_said_once(store, source) -> None:
