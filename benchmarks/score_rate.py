@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+import psutil
 import pyarrow as pa
 
 from artifacts import schemas
@@ -28,7 +29,7 @@ from stages.score import run as stage
 from stages.score.config import RewardSpec, ScoreConfig
 from stages.score.rewards import load_reward, reward_arguments, reward_digests
 from stages.score.scorers import Scorers
-from stages.score.worker import ScorerSpec
+from stages.score.worker import ScorerSpec, ScoreWorker, ShardOrder
 from stages.workers import Placement
 
 PER_SHARD = 256
@@ -124,6 +125,27 @@ def print_overhead(cluster: RayCluster, spec: RewardSpec, count: int, rounds: in
     )
 
 
+def print_processor_time(spec: RewardSpec, count: int) -> None:
+    """Processor time a sample of worker and reward process, which a busy machine changes little."""
+    worker = ScoreWorker("bench", ScorerSpec([spec], None, "", 1, False))
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        store = Store(folder)
+        rollout = commit_rollout(store, make_rows(count))
+        orders = [ShardOrder(n, shard) for n, shard in enumerate(rollout.manifest.shards)]
+        spent = []
+        for _ in range(2):  # the first is to warm up
+            (child,) = psutil.Process().children()
+            before = [sum(p.cpu_times()[:2]) for p in (psutil.Process(), child)]
+            for order in orders:
+                list(worker.score(store, rollout.folder, "out", order))
+            after = [sum(p.cpu_times()[:2]) for p in (psutil.Process(), child)]
+            spent = [1e6 * (b - a) / count for a, b in zip(before, after, strict=True)]
+    worker.close()
+    print(
+        f"{spec.column:<12} processor time: worker {spent[0]:.1f}, reward {spent[1]:.1f} µs/sample"
+    )
+
+
 def print_scaling(cluster: RayCluster, count: int, rounds: int) -> None:
     """Samples a minute through ``math``, 1 and 2 workers in turn."""
     rows, spec = make_rows(count), RewardSpec(fn="math")
@@ -147,6 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rewards.py")
         path.write_text(SOURCE)
+        print_processor_time(RewardSpec(fn=f"{path}:free"), 4 * options.samples)
         cluster = RayCluster(None)
         print_overhead(cluster, RewardSpec(fn=f"{path}:free"), options.samples, options.rounds)
         few = options.samples // 8
