@@ -31,6 +31,7 @@ _SAMPLE_COLUMNS = ("sample_id", "group_id")
 _TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "source", "extra")
 # Long, and worth their making where somebody reads them only.
 _TOKEN_COLUMNS = ("prompt_ids", "response_ids")
+_READ_COLUMNS = (*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *_TOKEN_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class ScoreWorker:
     ) -> Iterator[InHand | Finished]:
         """Score a rollout shard of folder ``source`` into ``folder``."""
         start = time.time()
-        rollouts = read_shard(store, source, order.rollout)
+        rollouts = read_shard(store, source, order.rollout, _READ_COLUMNS)
         earlier = None if order.earlier is None else read_shard(store, *order.earlier)
         places = _to_score(rollouts, earlier)
         table = yield from self._table(rollouts.take(pa.array(places, pa.int64())), order)
