@@ -111,7 +111,7 @@ def retry_errors(
 
 def _has_errors(scores: Committed) -> bool:
     # Nothing is retried without errors, so without them no retry need be looked for.
-    return scores.manifest.metrics.get("score/error_share") != 0
+    return scores.manifest.metrics.get("score/error_share", 0) != 0
 
 
 def _retry_work(work: Work, earlier: Committed) -> Work:
