@@ -91,6 +91,7 @@ LEDGER = _schema(
     [
         ("unit", pa.string(), "the unit of work, such as shard-00003 or rank-0"),
         ("worker", pa.string(), "who did it"),
+        ("attempt", pa.int32(), "from 1; above, workers died at it before; null: not counted"),
         ("start", pa.float64(), "Unix time, seconds"),
         ("seconds", pa.float64(), "wall time"),
         ("rows", pa.int64(), "samples"),
@@ -100,15 +101,18 @@ LEDGER = _schema(
 )
 
 
+_COMPONENT = "one component, unweighted; of one given per token, the sum"
+
+
 def scores_schema(rewards: list[str]) -> pa.Schema:
     """One row a sample; a column ``reward.<name>`` for each reward component."""
     columns = [
         ("sample_id", pa.string(), "the sample"),
         ("group_id", pa.string(), "its group"),
-        *[(f"reward.{name}", pa.float64(), "one component, unweighted") for name in rewards],
-        ("reward", pa.float64(), "weighted sum; null when a component is"),
-        ("error", pa.string(), "JSON record of what a reward function raised, else null"),
+        *[(f"reward.{name}", pa.float64(), _COMPONENT) for name in rewards],
+        ("reward", pa.float64(), "weighted sum of components of whole samples; null: none known"),
+        ("error", pa.string(), "JSON list: what reward functions raised, else null"),
         ("reference_logprobs", _FLOATS, "log-probs under the reference model, else null"),
-        ("token_rewards", _DOUBLES, "added per token, else null"),
+        ("token_rewards", _DOUBLES, "per token, weighted, beside `reward` and not in it, or null"),
     ]
     return _schema("scores", columns)

@@ -144,8 +144,13 @@ def _scores(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Iterato
         rows = [read_shard(store, source.path, shard) for shard in rollout.shards]
     except (OSError, ValueError):
         return  # named where the input itself is checked
-    if pa.concat_tables(rows)["sample_id"] != table["sample_id"]:
+    rolled = pa.concat_tables(rows)
+    if rolled["sample_id"] != table["sample_id"]:
         yield "its samples are not those of its rollout, in order"
+    elif "token_rewards" in table.column_names:
+        lengths = pc.list_value_length(table["token_rewards"])
+        if pc.any(pc.not_equal(lengths, pc.list_value_length(rolled["response_ids"]))).as_py():
+            yield "token_rewards has not one entry a response token"
 
 
 def _update(store: Store, manifest: Manifest, tables: list[pa.Table]) -> Iterator[str]:

@@ -119,13 +119,16 @@ def stage(
     name: Annotated[str, typer.Argument(metavar="rollout|score|update")],
     run: RunUrl,
     iteration: Annotated[int, typer.Option(min=1, help="Which iteration.")],
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Of score: samples whose reward failed, again.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Run one stage alone, from its committed inputs."""
     from flows.launch import run_stage
     from flows.record import config_of
 
-    run_stage(config_of(run_url(run), []), name, iteration, debug)
+    run_stage(config_of(run_url(run), []), name, iteration, debug, retry_errors)
 
 
 @app.command()

@@ -40,10 +40,14 @@ def _train(config: Config, debug: bool) -> None:
     print(summary(run_status(url)), file=sys.stderr)
 
 
-def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
+def run_stage(
+    config: Config, name: str, iteration: int, debug: bool, retry_errors: bool = False
+) -> None:
     """Run one stage of one iteration, without Prefect."""
     if name not in _STAGES:
         raise UserError(f"there is no stage {name!r}; there are {', '.join(_STAGES)}")
+    if retry_errors and name != "score":
+        raise UserError(f"--retry-errors is of score, and the stage is {name}: leave it out")
     if iteration > config.iterations:
         raise UserError(f"iteration {iteration} is past the run's {config.iterations}")
     run = open_run(make_plan(config))
@@ -52,7 +56,7 @@ def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
         report = Report()
         session = Session(run, report, debug)
         try:
-            made = _make(session, name, iteration)
+            made = _make(session, name, iteration, retry_errors)
         finally:
             session.pools.close()
             report.close()
@@ -62,11 +66,11 @@ def run_stage(config: Config, name: str, iteration: int, debug: bool) -> None:
     )
 
 
-def _make(session: Session, name: str, iteration: int) -> Committed:
+def _make(session: Session, name: str, iteration: int, retry_errors: bool) -> Committed:
     session.recall_all(before=iteration)
     session.recall(iteration)
     del session.history[iteration - 1 :]
-    made: Committed = getattr(session, name)(iteration)
+    made: Committed = getattr(session, "retry_errors" if retry_errors else name)(iteration)
     if name == "update":
         session.snapshot(iteration)
     return made

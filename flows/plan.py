@@ -10,6 +10,7 @@ from flows.loss_checks import check_loss
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
+from stages.score.tokens import check_tokenizer
 from stages.update.advantages import overlong_buffer
 from stages.update.estimators import ESTIMATORS, Estimator, find_estimator
 from stages.update.presets import preset_rows
@@ -121,6 +122,8 @@ def make_plan(config: Config) -> Plan:
         limit = prompt_limit(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)
+        if any(spec.per_token for spec in config.score.rewards):
+            check_tokenizer(config.model)
         digest = data_digest(config.data)
         check_rows(config.data)
         return Plan(

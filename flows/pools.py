@@ -8,7 +8,7 @@ from flows.plan import Plan
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score.scorers import Scorers
-from stages.score.worker import ReferenceSpec
+from stages.score.worker import ReferenceSpec, ScorerSpec
 from stages.update.trainer_spec import TrainerSpec
 from stages.update.trainers import Trainers
 from stages.workers import Cluster, LocalCluster, Placement
@@ -62,13 +62,14 @@ class Pools:
     @cached_property
     def scorers(self) -> Scorers:
         """What rewards."""
-        wanted = self._resources.score
+        wanted, score = self._resources.score, self._config.score
+        count = 1 if self._debug else wanted.workers
+        reference = reference_spec(self._plan)
         return Scorers(
             self.cluster,
-            self._config.score.rewards,
-            reference_spec(self._plan),
-            1 if self._debug else wanted.workers,
+            ScorerSpec(score.rewards, reference, self._config.model, count, self._debug),
             Placement(wanted.gpus, wanted.threads or _share(wanted.workers)),
+            score.retries,
         )
 
     @cached_property

@@ -5,7 +5,7 @@ calling them again costs nothing and changes nothing. What :meth:`Session.recall
 looked for again: what is committed stays as it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,7 +110,20 @@ class Session:
     def score(self, iteration: int) -> Committed:
         """Reward the iteration's samples."""
         work = self.score_work(iteration)
-        made = _same(self._at(iteration).scores, work) or score_stage.run(
+        seen = _same(self._at(iteration).scores, work)
+        return seen or self._score(score_stage.run, iteration, work)
+
+    def retry_errors(self, iteration: int) -> Committed:
+        """Reward those of the iteration's scored samples again whose reward failed."""
+        if self.recall(iteration).update is not None:
+            raise StageError(
+                f"iteration {iteration} has been trained on as it was scored, and that stays: "
+                "branch from the iteration before it to train on other rewards"
+            )
+        return self._score(score_stage.retry_errors, iteration, self.score_work(iteration))
+
+    def _score(self, how: Callable[..., Committed], iteration: int, work: Work) -> Committed:
+        made = how(
             self.store,
             work,
             self._need(iteration, "rollout"),
@@ -193,7 +206,7 @@ class Session:
             return seen
         seen.rollout = find(store, self.rollout_work(iteration))
         if seen.rollout:
-            seen.scores = find(store, self.score_work(iteration))
+            seen.scores = score_stage.find_scores(store, self.score_work(iteration))
         if seen.scores:
             seen.update = find(store, self.update_work(iteration))
         if seen.update and len(self.history) == iteration - 1:

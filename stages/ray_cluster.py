@@ -9,7 +9,16 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from stages.workers import Actor, Done, Pending, Placement, Stream, WorkerDiedError, worker_class
+from stages.workers import (
+    ENDED,
+    Actor,
+    Done,
+    Pending,
+    Placement,
+    Stream,
+    WorkerDiedError,
+    worker_class,
+)
 
 # Ray's own floor is 75 MB; weights travel through it once an iteration.
 _STORE_FLOOR = 256 << 20
@@ -52,8 +61,10 @@ class RayStream:
         self.generator = generator
 
     def __iter__(self) -> Iterator[Any]:
-        for ref in self.generator:
-            yield _get(ref)
+        return self
+
+    def __next__(self) -> Any:
+        return _get(next(self.generator))
 
 
 class RayActor:
@@ -65,8 +76,9 @@ class RayActor:
     def submit(self, method: str, *args: Any) -> RayPending:
         return RayPending(self._handle.call.remote(method, *_refs(args)))
 
-    def stream(self, method: str, *args: Any) -> RayStream:
-        call = self._handle.stream.options(num_returns="streaming")
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> RayStream:
+        options = {"_generator_backpressure_num_objects": 1} if in_step else {}
+        call = self._handle.stream.options(num_returns="streaming", **options)
         return RayStream(call.remote(method, *_refs(args)))
 
     def kill(self) -> None:
@@ -110,16 +122,23 @@ class RayCluster:
         return [_get(ref) for ref in refs]
 
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
-        waiting = [stream.generator for stream in streams if isinstance(stream, RayStream)]
+        waiting = list(streams)
         while waiting:
-            ready, _ = ray.wait(waiting, num_returns=1)
-            generator = ready[0]
-            try:
-                ref = next(generator)
-            except StopIteration:
-                waiting.remove(generator)
-                continue
-            yield _get(ref)
+            place, value = self.next_of(waiting)
+            if value is ENDED:
+                del waiting[place]
+            else:
+                yield value
+
+    def next_of(self, streams: Sequence[Stream]) -> tuple[int, Any]:
+        generators = [stream.generator for stream in streams if isinstance(stream, RayStream)]
+        ready, _ = ray.wait(generators, num_returns=1)
+        place = generators.index(ready[0])
+        try:
+            return place, next(streams[place], ENDED)
+        except WorkerDiedError as error:
+            error.place = place
+            raise
 
     def shutdown(self) -> None:
         ray.shutdown()
@@ -141,5 +160,5 @@ def _get(ref: ray.ObjectRef) -> Any:
     except RayActorError as error:
         raise WorkerDiedError(f"a worker process ended: {error}") from error
     except RayTaskError as error:
-        # The worker's own exception, so that it is caught here by its own class.
-        raise error.as_instanceof_cause() from None
+        # The worker's own exception: caught by its class, and read without where it was raised.
+        raise error.cause from error

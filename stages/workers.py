@@ -35,8 +35,12 @@ class Actor(Protocol):
     def submit(self, method: str, *args: Any) -> Pending:
         """Call ``method`` and go on."""
 
-    def stream(self, method: str, *args: Any) -> "Stream":
-        """Call a method that yields, and go on."""
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> "Stream":
+        """Call a method that yields, and go on.
+
+        ``in_step``: it waits at each yield until the value has been taken, so that none is lost
+        if it dies right after.
+        """
 
     def kill(self) -> None:
         """End it, without asking."""
@@ -46,6 +50,8 @@ class Stream(Protocol):
     """What a yielding call has yielded so far."""
 
     def __iter__(self) -> Iterator[Any]: ...
+
+    def __next__(self) -> Any: ...
 
 
 class Cluster(Protocol):
@@ -66,12 +72,28 @@ class Cluster(Protocol):
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         """What the streams yield, in the order in which it comes."""
 
+    def next_of(self, streams: Sequence[Stream]) -> tuple[int, Any]:
+        """The place of a stream that has yielded, and what; ENDED where it is through.
+
+        Raises:
+            WorkerDiedError: with the place of the stream whose worker it was.
+        """
+
     def shutdown(self) -> None:
         """End all actors."""
 
 
+# What a stream gives when it is through.
+ENDED = object()
+
+
 class WorkerDiedError(RuntimeError):
-    """An actor's process ended under a call. Start another, and repeat what was not committed."""
+    """An actor's process ended under a call. Start another, and repeat what was not committed.
+
+    ``place`` is that of its stream, where several were waited for.
+    """
+
+    place: int | None = None
 
 
 class Pool(Protocol):
@@ -116,7 +138,7 @@ class LocalActor:
         except Exception as error:
             return Done(error=error)
 
-    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+    def stream(self, method: str, *args: Any, in_step: bool = False) -> Iterator[Any]:
         return iter(getattr(self._instance, method)(*_values(args)))
 
     def kill(self) -> None:
@@ -139,6 +161,9 @@ class LocalCluster:
     def merge(self, streams: Sequence[Stream]) -> Iterator[Any]:
         for stream in streams:
             yield from stream
+
+    def next_of(self, streams: Sequence[Stream]) -> tuple[int, Any]:
+        return 0, next(streams[0], ENDED)
 
     def shutdown(self) -> None:
         """Nothing to end: the objects go with the process."""

@@ -54,7 +54,7 @@ def test_example_config_as_shipped_is_valid_and_under_forty_lines(path):
     config = load_config(str(path))
     assert len(path.read_text().splitlines()) < 40
     for spec in config.score.rewards:
-        load_reward(f"{ROOT}/{spec.fn}")
+        load_reward(spec.model_copy(update={"fn": f"{ROOT}/{spec.fn}"}))
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: path.stem)

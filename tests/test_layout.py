@@ -27,10 +27,13 @@ EMPTY_NAMES = {"utils", "util", "common", "base", "helpers", "types", "core", "m
 # Each heavy library, and the only files that import it. A new file here is a decision.
 DOORS = {
     "duckdb": {"flows/look.py"},
+    "jsonschema": {"stages/score/builtin/structure.py"},
+    "math_verify": {"stages/score/builtin/math_answer.py"},
     "mlflow": {"flows/tracking.py"},
     "prefect": {"flows/train.py"},
     "ray": {"stages/ray_cluster.py"},
     "safetensors": {"stages/update/snapshot.py"},
+    "tokenizers": {"stages/score/tokens.py"},
     "torch": {
         "flows/doctor.py",
         "stages/arrays.py",

@@ -1,38 +1,97 @@
 """What a user says about rewards."""
 
+import difflib
+import re
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from artifacts.keys import canonical
+from stages.score.builtin import BUILTINS
 from stages.settings import Section, execution
 from stages.user_code import is_import_path
 
+_COLUMN = re.compile(r"[A-Za-z_][\w.\-]*")
+# What statistics of the sum are called; a component of that name would hide one.
+_STATISTICS = ("mean", "std", "min", "max", "null_share")
+
 
 class RewardSpec(Section):
-    """One reward: a Python function by import path, and its weight in the sum."""
+    """One reward: a built-in or a Python function by import path, and its weight in the sum."""
 
     # Where the function lies is no identity: its source is, and enters keys by its digest.
-    fn: str = execution(..., description="`package.module:function` or `path/file.py:function`")
-    weight: float = Field(1.0, description="factor in the sum")
+    fn: str = execution(
+        ..., description="a built-in's name, `package.module:function` or `path/file.py:function`"
+    )
+    weight: float = Field(
+        1.0, allow_inf_nan=False, description="factor in the sum; 0: computed, and not needed"
+    )
     name: str = Field("", description="of its column; default: the function's name")
+    batched: bool = Field(False, description="called with all samples of a shard: list to list")
+    per_token: bool = Field(False, description="gives a list, one number a response token")
+    options: dict[str, Any] = Field({}, description="passed as keyword arguments; any JSON values")
+    timeout_seconds: float | None = execution(
+        60.0, gt=0, description="for a call, after which its process is killed; null: none"
+    )
+    concurrency: int = execution(
+        1, ge=1, description="calls in flight in a worker; above 1 for async functions"
+    )
+    calls_per_second: float | None = execution(
+        None, gt=0, description="calls begun, over all workers; for async functions"
+    )
+    environment: list[str] = execution(
+        [], description="variables that its process keeps although they look like credentials"
+    )
 
     @field_validator("fn")
     @classmethod
-    def _has_two_parts(cls, value: str) -> str:
-        if not is_import_path(value):
-            raise ValueError(
-                f"{value!r} is no import path: write module:function or file.py:function"
-            )
+    def _is_named(cls, value: str) -> str:
+        if value in BUILTINS or is_import_path(value):
+            return value
+        close = difflib.get_close_matches(value, BUILTINS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close and ":" not in value else ""
+        raise ValueError(
+            f"{value!r} is no import path: {hint}write module:function, file.py:function or one "
+            f"of {', '.join(sorted(BUILTINS))}"
+        )
+
+    @field_validator("options")
+    @classmethod
+    def _has_stable_bytes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            canonical(value)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
         return value
 
+    @model_validator(mode="after")
+    def _has_a_column(self) -> "RewardSpec":
+        if not _COLUMN.fullmatch(self.column):
+            raise ValueError(
+                f"a reward's name is {self.column!r}: begin with a letter, and go on with "
+                "letters, digits and _ . -"
+            )
+        return self
+
     def identity(self) -> dict[str, Any]:
-        """Column and weight; the function itself enters by its source."""
-        return {"column": self.column, "weight": self.weight}
+        """All that changes its numbers but the function, which enters by its source."""
+        return {
+            "column": self.column,
+            "weight": self.weight,
+            "batched": self.batched,
+            "per_token": self.per_token,
+            "options": self.options,
+        }
 
     @property
     def column(self) -> str:
         """The reward's name in shards, metrics and tables."""
-        return self.name or self.fn.rsplit(":", 1)[1]
+        return self.name or self.fn.rsplit(":", 1)[-1]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a sample without it has no reward."""
+        return self.weight != 0
 
 
 class ScoreConfig(Section):
@@ -42,12 +101,21 @@ class ScoreConfig(Section):
     on_null: Literal["drop_sample", "drop_group", "fail"] = Field(
         "drop_sample", description="what a reward that failed or abstained does to training"
     )
+    max_error_share: float = execution(
+        0.5, ge=0, le=1, description="share of samples that may have an error; above, scoring stops"
+    )
+    retries: int = execution(2, ge=0, description="replacements of workers that die on one shard")
 
     @field_validator("rewards")
     @classmethod
     def _names_differ(cls, value: list[RewardSpec]) -> list[RewardSpec]:
-        columns = [spec.column for spec in value]
-        for column in columns:
-            if columns.count(column) > 1:
-                raise ValueError(f"two rewards are named {column!r}: give one a name of its own")
+        metrics: set[str] = set(_STATISTICS)
+        for column in (spec.column for spec in value):
+            mine = {column, *(f"{column}_{statistic}" for statistic in _STATISTICS)}
+            if metrics & mine:
+                raise ValueError(
+                    f"two rewards are named {column!r}, or one is named as a statistic of "
+                    "another: give one a name of its own"
+                )
+            metrics |= mine
         return value

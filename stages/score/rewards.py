@@ -1,110 +1,130 @@
-"""Reward functions: found by import path, called a sample at a time, their failures kept as data.
+"""Reward functions: found by name, held against what their configuration says of them.
 
-A reward is ``def name(text, ground_truth, **row) -> float | None``. ``text`` is the response,
-``row`` holds ``prompt``, ``finish_reason``, ``num_tokens``, ``sample_id`` and the data row's other
-columns. None abstains: the sample has no reward, which is not a reward of 0.
+    def per_sample(text: str, ground_truth: str | None, **row) -> float | None
+    def per_batch(batch: list[Record]) -> list[float | None]          # batched: true
+    def per_token(text: str, tokens: list[str], **row) -> list[float]  # per_token: true
+
+``row`` holds ``prompt``, ``finish_reason``, ``source``, ``num_tokens``, ``sample_id``,
+``group_id`` and the data row's other columns; a :class:`Record` is a mapping of all of them. Any
+of the three may be ``async``. None abstains: the sample has no reward, which is not one of 0.
 """
 
+import importlib
+import inspect
 import json
-import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from artifacts.keys import source_digest
+from stages.score.builtin import BUILTINS
 from stages.score.config import RewardSpec
 from stages.user_code import load_function
 
-Reward = Callable[..., float | None]
+Record = Mapping[str, Any]
 
-
-def load_reward(path: str) -> Reward:
-    """The function at ``module:name`` or ``file.py:name``. Raises ValueError: there is none."""
-    return load_function(path, "reward")
-
-
-def reward_digests(specs: Sequence[RewardSpec]) -> dict[str, str]:
-    """Column name to source digest: how user code enters a key."""
-    return {spec.column: source_digest(load_reward(spec.fn)) for spec in specs}
+# What a reward is called with beside the data row's columns and its options.
+ARGUMENTS = (
+    "text",
+    "ground_truth",
+    "prompt",
+    "finish_reason",
+    "source",
+    "num_tokens",
+    "sample_id",
+    "group_id",
+    "tokens",
+)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A sample's components by column, their weighted sum, and what failed (JSON)."""
+class Reward:
+    """A function, and what its configuration says of it."""
 
-    components: dict[str, float | None]
-    reward: float | None
-    error: str | None
+    spec: RewardSpec
+    function: Callable[..., Any]
+    is_async: bool
 
 
-def score_sample(rewards: Sequence[tuple[RewardSpec, Reward]], row: Mapping[str, Any]) -> Scored:
-    """Call each reward on a rollout row. The sum is null when a component is."""
-    arguments = reward_arguments(row)
-    components: dict[str, float | None] = {}
-    errors = []
-    for spec, function in rewards:
-        try:
-            components[spec.column] = checked(function(**arguments))
-        except Exception as error:
-            components[spec.column] = None
-            errors.append(error_record(spec, row["sample_id"], error))
-    return Scored(
-        components, weighted_sum(rewards, components), json.dumps(errors) if errors else None
-    )
+def load_reward(spec: RewardSpec) -> Reward:
+    """The reward that ``spec`` names, its options checked.
+
+    Raises:
+        ValueError: there is none, or it can't be called as ``spec`` says.
+    """
+    function = load_function(BUILTINS.get(spec.fn, spec.fn), "reward")
+    reward = Reward(spec, function, inspect.iscoroutinefunction(function))
+    _check_options(reward)
+    _check_shape(reward)
+    if spec.fn in BUILTINS:
+        module = importlib.import_module(function.__module__)
+        check = getattr(module, f"check_{function.__name__}", None)
+        if check is not None:
+            check(**spec.options)
+    return reward
+
+
+def reward_digests(specs: Sequence[RewardSpec]) -> dict[str, str]:
+    """Column name to source digest: how user code enters a key. Raises ValueError, TypeError."""
+    return {spec.column: source_digest(load_reward(spec).function) for spec in specs}
 
 
 def reward_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reward function is called with."""
+    """What a reward is called with, of a rollout row and its ``num_tokens``."""
     return {
         **json.loads(row["extra"] or "{}"),
         "text": row["text"],
         "ground_truth": row["ground_truth"],
         "prompt": row["prompt_text"],
         "finish_reason": row["finish_reason"],
-        "num_tokens": len(row["response_ids"]),
+        "source": row["source"],
+        "num_tokens": row["num_tokens"],
         "sample_id": row["sample_id"],
+        "group_id": row["group_id"],
     }
 
 
-def checked(value: Any) -> float | None:
-    """``value`` as a finite float, or None.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is NaN or infinite.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise TypeError(f"a reward is a number or None, and this is {value!r}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"a reward is finite, and this is {number}")
-    return number
+def _check_options(reward: Reward) -> None:
+    """Refuse an option that no parameter takes by its own name: ``**row`` would swallow it."""
+    parameters = inspect.signature(reward.function).parameters.values()
+    taken = [p.name for p in parameters if p.kind in _NAMED and p.name not in ARGUMENTS]
+    taken = [name for name in taken if not (reward.spec.batched and name == _first(reward))]
+    for name in reward.spec.options:
+        if name not in taken:
+            raise ValueError(
+                f"reward {reward.spec.column!r} has no option {name!r}; "
+                f"it has {', '.join(taken) or 'none'}"
+            )
 
 
-def weighted_sum(
-    rewards: Sequence[tuple[RewardSpec, Reward]], components: Mapping[str, float | None]
-) -> float | None:
-    """Sum of weight x component; None when one is None."""
-    total = 0.0
-    for spec, _ in rewards:
-        value = components[spec.column]
-        if value is None:
-            return None
-        total += spec.weight * value
-    return total
+def _check_shape(reward: Reward) -> None:
+    spec, column = reward.spec, reward.spec.column
+    first, parameters = _first(reward), inspect.signature(reward.function).parameters
+    if spec.batched and not _takes_a_batch(reward):
+        raise ValueError(
+            f"reward {column!r} is batched, and its function is not called with a batch alone: "
+            "write def fn(batch) -> list, its options as keyword parameters"
+        )
+    if not spec.batched and first == "batch":
+        raise ValueError(f"reward {column!r} takes a batch: set batched: true")
+    if spec.per_token != ("tokens" in parameters) and spec.fn in BUILTINS:
+        said = "true" if "tokens" in parameters else "false"
+        raise ValueError(f"reward {column!r} ({spec.fn}) works with per_token: {said}")
+    if not reward.is_async and (spec.concurrency > 1 or spec.calls_per_second):
+        raise ValueError(
+            f"reward {column!r} has concurrency or calls_per_second, and its function is not "
+            "async: write async def, or take more resources.score.workers"
+        )
 
 
-def error_record(spec: RewardSpec, sample_id: str, error: Exception) -> dict[str, Any]:
-    """What failed, without addresses or host paths: it is part of a digested shard."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return {
-        "function": spec.column,
-        "sample_id": sample_id,
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames],
-    }
+def _takes_a_batch(reward: Reward) -> bool:
+    try:
+        inspect.signature(reward.function).bind([], **reward.spec.options)
+    except TypeError:
+        return False
+    return _first(reward) not in ARGUMENTS
+
+
+def _first(reward: Reward) -> str:
+    return next(iter(inspect.signature(reward.function).parameters), "")

@@ -1,23 +1,30 @@
-"""The score stage: rollout shards in, a score shard for each out."""
+"""The score stage: rollout shards in, a score shard for each out.
+
+What is committed never changes, so samples whose reward failed are tried again in a new commit
+that names the one before it as its input ``retry_of``. These form a chain, whose end counts.
+"""
 
 import json
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.manifests import Shard
-from artifacts.shards import find_shards, read_shards
+from artifacts.shards import find_shards, read_shard, read_shards
 from artifacts.store import Store
-from stages.contract import Committed, Product, Progress, StageError, Work, find_or_make
+from stages.contract import Committed, Product, Progress, StageError, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.score.config import ScoreConfig
+from stages.score.metrics import reward_metrics, with_totals
 from stages.score.scorers import Scorers
+from stages.score.worker import ShardOrder
 
-VERSION = 2
+VERSION = 3
+_SHOWN = 3
 
 
 def score_work(
@@ -41,6 +48,17 @@ def score_work(
     return Work("scores", "score", VERSION, iteration, identity, inputs, functions)
 
 
+def find_scores(store: Store, work: Work) -> Committed | None:
+    """The committed scores of ``work``: where errors were tried again, the newest retry's."""
+    found = find(store, work)
+    while found is not None and _has_errors(found):
+        retried = find(store, _retry_work(work, found))
+        if retried is None:
+            break
+        found = retried
+    return found
+
+
 def run(
     store: Store,
     work: Work,
@@ -49,103 +67,167 @@ def run(
     scorers: Callable[[], Scorers],
     progress: Progress,
 ) -> Committed:
-    """Score the rollout's shards. ``scorers`` is called only where something is missing."""
-    return find_or_make(store, work, lambda: _make(store, work, rollout, config, scorers, progress))
+    """Score the rollout's shards. ``scorers`` is called only where something is missing.
+
+    Raises:
+        StageError: more samples failed than ``config.max_error_share``, or one has no reward and
+            ``config.on_null`` is fail. Shards without an error are kept for the next attempt.
+    """
+    if found := find_scores(store, work):
+        return found
+    orders = [ShardOrder(n, shard) for n, shard in enumerate(rollout.manifest.shards)]
+    return find_or_make(
+        store, work, lambda: _make(store, work, rollout, orders, config, scorers, progress)
+    )
 
 
-def _make(
+def retry_errors(
     store: Store,
     work: Work,
     rollout: Committed,
     config: ScoreConfig,
     scorers: Callable[[], Scorers],
     progress: Progress,
+) -> Committed:
+    """Score again those samples of committed scores that have an error, and commit beside them.
+
+    All rewards of such a sample are called again; a batched one with these samples alone.
+
+    Raises:
+        StageError: there are no scores; or as :func:`run`.
+    """
+    earlier = find_scores(store, work)
+    if earlier is None:
+        raise StageError(f"iteration {work.iteration} has no committed scores: score it first")
+    if not _has_errors(earlier):
+        return earlier
+    pairs = zip(rollout.manifest.shards, earlier.manifest.shards, strict=True)
+    orders = [ShardOrder(n, r, (earlier.folder, e)) for n, (r, e) in enumerate(pairs)]
+    again = _retry_work(work, earlier)
+    return find_or_make(
+        store, again, lambda: _make(store, again, rollout, orders, config, scorers, progress)
+    )
+
+
+def _has_errors(scores: Committed) -> bool:
+    # Nothing is retried without errors, so without them no retry need be looked for.
+    return scores.manifest.metrics.get("score/error_share", 0) != 0
+
+
+def _retry_work(work: Work, earlier: Committed) -> Work:
+    return replace(work, inputs={**work.inputs, "retry_of": earlier.ref})
+
+
+def _make(
+    store: Store,
+    work: Work,
+    rollout: Committed,
+    orders: Sequence[ShardOrder],
+    config: ScoreConfig,
+    scorers: Callable[[], Scorers],
+    progress: Progress,
 ) -> Product:
-    sources = dict(enumerate(rollout.manifest.shards))
-    shards = find_shards(store, work.folder, sources)
-    missing = [(index, shard) for index, shard in sources.items() if index not in shards]
+    total = rollout.manifest.rows
+    shards = find_shards(store, work.folder, range(len(orders)))
+    missing = [order for order in orders if order.index not in shards]
     num_found = len(shards)
-    progress(total=sum(shard.rows for _, shard in missing), found=num_found)
+    progress(total=sum(order.rollout.rows for order in missing), found=num_found)
     entries = []
+    errors = sum(_num_errors(store, work.folder, shard) for shard in shards.values())
+    if errors > config.max_error_share * total:
+        raise _too_many_errors(store, work.folder, shards, config, total)
     if missing:
-        for event in scorers().score(store, rollout.folder, work.folder, missing):
+        pool = scorers()
+        for event in pool.score(store, rollout.folder, work.folder, missing):
             shards[event.index] = event.shard
             entries.append(event.entry)
+            errors += event.errors
             progress(shard=event.index, rows=event.shard.rows, samples=event.shard.rows)
-    whole = _all_of(sources, shards)
-    table = pa.concat_tables(read_shards(store, work.folder, whole, _per_sample(config)))
-    if config.on_null == "fail":
-        refuse_nulls(table)
+            if errors > config.max_error_share * total:
+                pool.drop()
+                raise _too_many_errors(store, work.folder, shards, config, total)
+    whole = _all_of(orders, shards)
+    parts = read_shards(store, work.folder, whole, _per_sample(config))
+    table = pa.concat_tables(with_totals(part) for part in parts)
+    if config.on_null == "fail" and table["reward"].null_count:
+        raise _nulls(store, work.folder, shards, table)
     provenance = {
         "ledger": write_ledger(store, work.folder, entries),
         "made": len(entries),
         "found": num_found,
+        "workers_lost": sum(entry["attempt"] - 1 for entry in entries),
     }
     return Product(whole, {}, reward_metrics(table), provenance)
 
 
-def _all_of(sources: Mapping[int, Shard], shards: Mapping[int, Shard]) -> list[Shard]:
-    for index, source in sources.items():
-        rows = shards[index].rows if index in shards else 0
-        if rows != source.rows:
-            raise StageError(f"score shard {index}: expected {source.rows} rows, found {rows}")
-    return [shards[index] for index in sources]
+def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[Shard]:
+    for order in orders:
+        rows = shards[order.index].rows if order.index in shards else 0
+        if rows != order.rollout.rows:
+            raise StageError(
+                f"score shard {order.index}: expected {order.rollout.rows} rows, found {rows}"
+            )
+    return [shards[order.index] for order in orders]
 
 
 def _per_sample(config: ScoreConfig) -> list[str]:
-    """The columns with a value a sample: those with one a token don't fit in memory together."""
+    """The columns with a value a sample: others are summed up shard by shard."""
     components = [f"reward.{spec.column}" for spec in config.rewards]
-    return ["sample_id", "group_id", "reward", "error", *components]
+    return ["sample_id", "group_id", "reward", "error", "token_rewards", *components]
 
 
-def refuse_nulls(scores: pa.Table) -> None:
-    """Raise StageError where a reward is null, with the first three."""
+def _num_errors(store: Store, folder: str, shard: Shard) -> int:
+    errors = read_shard(store, folder, shard, ["error"])["error"]
+    return len(errors) - int(errors.null_count)
+
+
+def _too_many_errors(
+    store: Store, folder: str, shards: Mapping[int, Shard], config: ScoreConfig, total: int
+) -> StageError:
+    """The error to raise: which functions failed, how often, and the first samples' errors."""
+    table = _errors_of(store, folder, shards)
+    rows = table.filter(pc.is_valid(table["error"])).to_pylist()
+    records = [record for row in rows for record in json.loads(row["error"])]
+    counts = Counter(record["function"] for record in records)
+    _forget_errors(store, folder, shards)
+    failed = ", ".join(f"{name} on {count}" for name, count in counts.most_common())
+    return StageError(
+        f"scoring stopped with errors in {len(rows)} of {total} samples, more than "
+        f"score.max_error_share {config.max_error_share:g}: {failed}; first: "
+        + "; ".join(_explain(row) for row in rows[:_SHOWN])
+    )
+
+
+def _nulls(store: Store, folder: str, shards: Mapping[int, Shard], scores: pa.Table) -> StageError:
+    """The error to raise where a reward is null and may not be, with the first three."""
     rows = scores.filter(pc.is_null(scores["reward"])).to_pylist()
-    if rows:
-        shown = "; ".join(_explain(row) for row in rows[:3])
-        raise StageError(
-            f"{len(rows)} of {scores.num_rows} samples have no reward, and score.on_null is fail: "
-            f"{shown}"
-        )
+    _forget_errors(store, folder, shards)
+    shown = "; ".join(_explain(row) for row in rows[:_SHOWN])
+    return StageError(
+        f"{len(rows)} of {scores.num_rows} samples have no reward, and score.on_null is fail: "
+        f"{shown}"
+    )
 
 
 def _explain(row: Mapping[str, Any]) -> str:
     if row["error"] is None:
         return f"sample {row['sample_id']}: a reward abstained"
     first = json.loads(row["error"])[0]
+    where = f" ({first['traceback'][-1]})" if first["traceback"] else ""
     return (
-        f"sample {row['sample_id']}: {first['function']} raised {first['type']}: {first['message']}"
+        f"sample {row['sample_id']}: {first['function']} raised {first['type']}: "
+        f"{first['message']}{where}"
     )
 
 
-def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
-    """Statistics of a score table, for people."""
-    rewards = _floats(scores["reward"])
-    known = rewards[~np.isnan(rewards)]
-    metrics: dict[str, float | None] = {
-        "reward/mean": float(known.mean()) if len(known) else None,
-        "reward/std": float(known.std()) if len(known) else None,
-        "reward/min": float(known.min()) if len(known) else None,
-        "reward/max": float(known.max()) if len(known) else None,
-        "score/null_share": 1 - len(known) / len(rewards),
-        "score/error_share": 1 - scores["error"].null_count / scores.num_rows,
-        "score/zero_spread_share": zero_spread_share(scores["group_id"].to_pylist(), rewards),
-    }
-    for name in scores.column_names:
-        if name.startswith("reward."):
-            values = _floats(scores[name])
-            if not np.isnan(values).all():
-                metrics[f"reward/{name.removeprefix('reward.')}"] = float(np.nanmean(values))
-    return metrics
+def _forget_errors(store: Store, folder: str, shards: Mapping[int, Shard]) -> None:
+    """Remove uncommitted shards that hold an error: the next attempt is to call it anew."""
+    for shard in shards.values():
+        if _num_errors(store, folder, shard):
+            store.remove(f"{folder}/{shard.name}")
 
 
-def zero_spread_share(groups: Sequence[str], rewards: np.ndarray) -> float:
-    """Share of groups whose known rewards are all equal: they teach nothing."""
-    members: dict[str, set[float]] = defaultdict(set)
-    for group, reward in zip(groups, rewards, strict=True):
-        members[group] |= set() if np.isnan(reward) else {float(reward)}
-    return sum(len(values) <= 1 for values in members.values()) / len(members)
-
-
-def _floats(column: pa.ChunkedArray) -> np.ndarray:
-    return column.to_numpy().astype(np.float64)
+def _errors_of(store: Store, folder: str, shards: Mapping[int, Shard]) -> pa.Table:
+    columns = ["sample_id", "error"]
+    whole = [shards[index] for index in sorted(shards)]
+    return pa.concat_tables(read_shards(store, folder, whole, columns))

@@ -1,19 +1,37 @@
-"""The score actor: reads a rollout shard, calls the rewards, writes the score shard."""
+"""The score actor: reads a rollout shard, has the rewards called, writes the score shard.
 
+It alone holds the store; rewards run in processes of their own, which get rows and give numbers.
+"""
+
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.manifests import Shard
 from artifacts.schemas import scores_schema
 from artifacts.shards import read_shard, write_shard
 from artifacts.store import Store
+from stages.score.components import combine
 from stages.score.config import RewardSpec
-from stages.score.rewards import load_reward, score_sample
+from stages.score.outcomes import Outcome
+from stages.score.reward_here import RewardHere
+from stages.score.reward_process import RewardProcess
+from stages.score.rewards import reward_arguments
+from stages.score.tokens import token_texts
+
+log = logging.getLogger("ratchet")
+
+_SAMPLE_COLUMNS = ("sample_id", "group_id")
+_TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "source", "extra")
+# Long, and worth their making where somebody reads them only.
+_TOKEN_COLUMNS = ("prompt_ids", "response_ids")
+_READ_COLUMNS = (*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *_TOKEN_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -27,63 +45,205 @@ class ReferenceSpec:
 
 
 @dataclass(frozen=True)
+class ScorerSpec:
+    """All that a score worker is made of.
+
+    Attributes:
+        model: folder of the policy's tokenizer, for rewards per token.
+        workers: how many share out a reward's rate of calls.
+        is_local: rewards run in the worker's own process.
+    """
+
+    rewards: Sequence[RewardSpec]
+    reference: ReferenceSpec | None
+    model: str
+    workers: int
+    is_local: bool
+
+
+@dataclass(frozen=True)
+class ShardOrder:
+    """A shard to score, for the ``attempt``-th time from 1.
+
+    Attributes:
+        earlier: folder and shard of scores whose errors are to be tried again; what has none is
+            kept as it is.
+    """
+
+    index: int
+    rollout: Shard
+    earlier: tuple[str, Shard] | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class InHand:
+    """Progress of a shard that a worker has died on: a reward is about to see this sample."""
+
+    index: int
+    sample: str
+
+
+@dataclass(frozen=True)
 class Finished:
-    """Progress: a shard is scored. ``entry`` is its ledger row."""
+    """Progress: a shard is scored. ``entry`` is its ledger row, ``errors`` counts its samples."""
 
     index: int
     shard: Shard
     entry: Mapping[str, Any]
+    errors: int
+
+
+class Scoring(Protocol):
+    """A reward that can be asked, here or in a process of its own."""
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Outcome | None]]:
+        """See ``RewardProcess.score``."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class ScoreWorker:
     """Reward functions and, where one is asked for, the reference model."""
 
-    def __init__(
-        self, name: str, specs: Sequence[RewardSpec], reference: ReferenceSpec | None
-    ) -> None:
-        self._name = name
-        self._rewards = [(spec, load_reward(spec.fn)) for spec in specs]
+    def __init__(self, name: str, spec: ScorerSpec) -> None:
+        self._name, self._spec = name, spec
+        self._rewards = [_scoring(reward, spec) for reward in spec.rewards]
+        self._needs_tokens = any(reward.per_token for reward in spec.rewards)
+        if spec.is_local and any(reward.timeout_seconds for reward in spec.rewards):
+            log.info("rewards run in this process: score.rewards timeouts can't end a call")
         self._reference = None
-        if reference is not None:
+        if spec.reference is not None:
             from stages.score.reference import Reference
 
-            self._reference = Reference(reference)
+            self._reference = Reference(spec.reference)
 
     def score(
-        self, store: Store, source: str, folder: str, shards: Sequence[tuple[int, Shard]]
-    ) -> Iterator[Finished]:
-        """Score rollout ``shards`` of folder ``source`` into ``folder``, one after another."""
-        for index, shard in shards:
-            start = time.time()
-            rollouts = read_shard(store, source, shard)
-            written = write_shard(store, folder, index, self._table(rollouts))
-            yield Finished(index, written, self._entry(index, start, written))
+        self, store: Store, source: str, folder: str, order: ShardOrder
+    ) -> Iterator[InHand | Finished]:
+        """Score a rollout shard of folder ``source`` into ``folder``."""
+        start = time.time()
+        rollouts = read_shard(store, source, order.rollout, _READ_COLUMNS)
+        earlier = None if order.earlier is None else read_shard(store, *order.earlier)
+        places = _to_score(rollouts, earlier)
+        table = yield from self._table(rollouts.take(pa.array(places, pa.int64())), order)
+        if earlier is not None:
+            table = merge_scores(earlier, table, places)
+        shard = write_shard(store, folder, order.index, table)
+        errors = table.num_rows - table["error"].null_count
+        yield Finished(order.index, shard, self._entry(order, start, shard, len(places)), errors)
 
-    def _table(self, rollouts: pa.Table) -> pa.Table:
-        rows = rollouts.to_pylist()
-        scored = [score_sample(self._rewards, row) for row in rows]
+    def close(self) -> None:
+        """End the rewards' processes."""
+        for reward in self._rewards:
+            reward.close()
+
+    def _table(self, rollouts: pa.Table, order: ShardOrder) -> Generator[InHand, None, pa.Table]:
+        rows = self._rows(rollouts)
+        specs = self._spec.rewards
+        outcomes = yield from self._outcomes(rows, order)
+        scored = [
+            combine(specs, outcomes[place], row["sample_id"], order.index)
+            for place, row in enumerate(rows)
+        ]
         columns: dict[str, list[Any]] = {
-            "sample_id": [row["sample_id"] for row in rows],
-            "group_id": [row["group_id"] for row in rows],
+            **{name: [row[name] for row in rows] for name in _SAMPLE_COLUMNS},
+            **{
+                f"reward.{spec.column}": [sample.components[spec.column] for sample in scored]
+                for spec in specs
+            },
             "reward": [sample.reward for sample in scored],
             "error": [sample.error for sample in scored],
+            "token_rewards": [sample.token_rewards for sample in scored],
+            "reference_logprobs": self._reference_logprobs(rows),
         }
-        names = [spec.column for spec, _ in self._rewards]
-        for name in names:
-            columns[f"reward.{name}"] = [sample.components[name] for sample in scored]
-        columns["reference_logprobs"] = (
-            [None] * len(rows) if self._reference is None else self._reference.logprobs(rows)
-        )
-        columns["token_rewards"] = [None] * len(rows)
-        return pa.Table.from_pydict(columns, schema=scores_schema(names))
+        return pa.Table.from_pydict(columns, schema=scores_schema([s.column for s in specs]))
 
-    def _entry(self, index: int, start: float, shard: Shard) -> dict[str, Any]:
+    def _rows(self, rollouts: pa.Table) -> list[dict[str, Any]]:
+        needs_ids = self._needs_tokens or self._reference is not None
+        names = [*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *(_TOKEN_COLUMNS if needs_ids else [])]
+        lengths = pc.list_value_length(rollouts["response_ids"])
+        rows: list[dict[str, Any]] = (
+            rollouts.select(names).append_column("num_tokens", lengths).to_pylist()
+        )
+        return rows
+
+    def _outcomes(
+        self, rows: Sequence[Mapping[str, Any]], order: ShardOrder
+    ) -> Generator[InHand, None, list[list[Outcome]]]:
+        """An outcome for each row and reward; on the way, what is in hand where that matters."""
+        arguments = [self._arguments(row) for row in rows]
+        outcomes: list[list[Outcome]] = [[] for _ in rows]
+        for spec, reward in zip(self._spec.rewards, self._rewards, strict=True):
+            for part in _parts(len(rows), order.attempt, spec):
+                if order.attempt > 1 and part:
+                    yield InHand(order.index, _described(rows, part, spec))
+                found = dict(reward.score([arguments[place] for place in part]))
+                for number, place in enumerate(part):
+                    outcome = found[number]
+                    assert outcome is not None
+                    outcomes[place].append(outcome)
+        return outcomes
+
+    def _reference_logprobs(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        if self._reference is None or not rows:
+            return [None] * len(rows)
+        return list(self._reference.logprobs(rows))
+
+    def _arguments(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = reward_arguments(row)
+        if self._needs_tokens:
+            arguments["tokens"] = token_texts(self._spec.model, row["response_ids"])
+        return arguments
+
+    def _entry(self, order: ShardOrder, start: float, shard: Shard, rows: int) -> dict[str, Any]:
         return {
-            "unit": f"shard-{index:05d}",
+            "unit": f"shard-{order.index:05d}",
             "worker": f"{self._name}:{os.getpid()}",
+            "attempt": order.attempt,
             "start": start,
             "seconds": time.time() - start,
-            "rows": shard.rows,
+            "rows": rows,
             "tokens": 0,
             "bytes": shard.bytes,
         }
+
+
+def merge_scores(earlier: pa.Table, again: pa.Table, places: Sequence[int]) -> pa.Table:
+    """``earlier`` with the rows at ``places`` replaced by those of ``again``, in order."""
+    rows = earlier.to_pylist()
+    for place, row in zip(places, again.to_pylist(), strict=True):
+        rows[place] = row
+    return pa.Table.from_pylist(rows, schema=again.schema)
+
+
+def _to_score(rollouts: pa.Table, earlier: pa.Table | None) -> list[int]:
+    if earlier is None:
+        return list(range(rollouts.num_rows))
+    return [place for place, error in enumerate(earlier["error"].to_pylist()) if error is not None]
+
+
+def _scoring(reward: RewardSpec, spec: ScorerSpec) -> Scoring:
+    if spec.is_local:
+        return RewardHere(reward)
+    if reward.calls_per_second is not None:
+        share = reward.calls_per_second / spec.workers
+        reward = reward.model_copy(update={"calls_per_second": share})
+    return RewardProcess(reward)
+
+
+def _parts(count: int, attempt: int, spec: RewardSpec) -> list[range]:
+    """Places to score together: all; after a worker's death one by one, so that one is known."""
+    if attempt == 1 or spec.batched:
+        return [range(count)]
+    return [range(place, place + 1) for place in range(count)]
+
+
+def _described(rows: Sequence[Mapping[str, Any]], part: range, spec: RewardSpec) -> str:
+    row = rows[part.start]
+    and_more = f" and {len(part) - 1} more" if len(part) > 1 else ""
+    return (
+        f"{row['sample_id']}{and_more} (reward {spec.column}, prompt of {len(row['prompt_text'])} "
+        f"characters, response of {row['num_tokens']} tokens)"
+    )

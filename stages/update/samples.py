@@ -125,6 +125,8 @@ def _scored(rolled: pa.Table, rollout: Manifest, table: pa.Table, scores: Manife
         components=[
             Component(spec["column"], spec["weight"], _floats(table[f"reward.{spec['column']}"]))
             for spec in scores.identity["rewards"]
+            # What is given per token comes with `token_rewards`, and what weighs 0 with nothing.
+            if not spec.get("per_token") and spec["weight"] != 0
         ],
         token_rewards=_token_rewards(table, masks),
         masks=masks,

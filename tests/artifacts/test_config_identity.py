@@ -21,7 +21,13 @@ EXECUTION = {
     "data.sources[].path",  # the same
     "rollout.gpu_memory",
     "rollout.max_sequences",
+    "score.max_error_share",
+    "score.retries",
+    "score.rewards[].calls_per_second",
+    "score.rewards[].concurrency",
+    "score.rewards[].environment",
     "score.rewards[].fn",  # its source enters keys by its digest
+    "score.rewards[].timeout_seconds",
     "update.activation_checkpointing",
     "update.algorithm",  # names a preset: the fields that it sets are identity
     "update.max_tokens_per_rank",
@@ -97,6 +103,8 @@ def another(annotation: Any, value: Any) -> Any:
         return another(inner, value)
     if origin is tuple:
         return (another(arguments[0], value[0]), *value[1:])
+    if origin is dict:
+        return {**value, "another": 1}
     if origin is list:
         return [*value, another(arguments[0], None)]
     if annotation is bool:

@@ -1,0 +1,56 @@
+"""Statistics of a score table, for people."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+
+def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
+    """Of the sum, of each component, and of what is missing, in a table :func:`with_totals`.
+
+    ``reward/mean`` and the like speak of the whole reward, what is given per token included;
+    ``reward/<name>`` is a component's mean, unweighted.
+    """
+    rewards = _floats(scores["total"])
+    metrics: dict[str, float | None] = {
+        **{f"reward/{name}": value for name, value in statistics(rewards).items()},
+        "score/null_share": float(np.isnan(rewards).mean()),
+        "score/error_share": 1 - scores["error"].null_count / scores.num_rows,
+        "score/zero_spread_share": zero_spread_share(scores["group_id"].to_pylist(), rewards),
+    }
+    for name in scores.column_names:
+        if name.startswith("reward."):
+            values, short = _floats(scores[name]), name.removeprefix("reward.")
+            found = statistics(values)
+            metrics[f"reward/{short}"] = found.pop("mean")
+            metrics |= {f"reward/{short}_{each}": value for each, value in found.items()}
+            metrics[f"reward/{short}_null_share"] = float(np.isnan(values).mean())
+    return metrics
+
+
+def with_totals(scores: pa.Table) -> pa.Table:
+    """``scores`` with a sample's whole reward as ``total``, in the place of its tokens' rewards."""
+    sums = [0.0 if value is None else sum(value) for value in scores["token_rewards"].to_pylist()]
+    totals = _floats(scores["reward"]) + np.array(sums, np.float64)
+    return scores.drop_columns("token_rewards").append_column("total", pa.array(totals))
+
+
+def statistics(values: np.ndarray) -> dict[str, float | None]:
+    """Mean, population deviation, least and largest of what is known; None where nothing is."""
+    known = values[~np.isnan(values)]
+    names = ("mean", "std", "min", "max")
+    return {name: float(getattr(known, name)()) if len(known) else None for name in names}
+
+
+def zero_spread_share(groups: Sequence[str], rewards: np.ndarray) -> float:
+    """Share of groups whose known rewards are all equal: they teach nothing."""
+    members: dict[str, set[float]] = defaultdict(set)
+    for group, reward in zip(groups, rewards, strict=True):
+        members[group] |= set() if np.isnan(reward) else {float(reward)}
+    return sum(len(values) <= 1 for values in members.values()) / len(members)
+
+
+def _floats(column: pa.ChunkedArray) -> np.ndarray:
+    return column.to_numpy().astype(np.float64)
