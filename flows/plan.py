@@ -171,12 +171,6 @@ def check_sizes(config: Config) -> None:
             f"resources.rollout.engines {engines} is more than an iteration's {shards} shards: "
             f"take fewer engines, or rollout.prompts_per_shard {max(1, prompts // engines)}"
         )
-    rollout, is_on_cpu = config.rollout, config.resources.rollout.gpus == 0
-    if rollout.deterministic and is_on_cpu and rollout.dtype != "float32":
-        raise UserError(
-            f"rollout.deterministic is true, and rollout.dtype {rollout.dtype} on a CPU rounds by "
-            "what is sampled beside: set rollout.dtype=float32"
-        )
     if config.store.startswith("memory:"):
         raise UserError("store memory: is seen by one process only: name a folder or a bucket")
 

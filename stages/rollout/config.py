@@ -79,8 +79,8 @@ class RolloutConfig(Section):
     )
     deterministic: bool = Field(
         False,
-        description="a sample depends on prompt, seed and weights alone, not on what is sampled "
-        "beside it: vLLM's batch-invariant kernels on a GPU, which are slower",
+        description="each shard is sampled as a batch of its own, so that its bytes don't depend "
+        "on what else is sampled; slower where shards are small",
     )
     max_sequences: int = execution(256, ge=1, description="samples in flight in one engine")
     gpu_memory: float = execution(0.45, gt=0, lt=1, description="share of a GPU for one engine")

@@ -40,6 +40,9 @@ class Engine(Protocol):
         A tied output head is not among them.
         """
 
+    def forget(self) -> None:
+        """Keep nothing of earlier prompts: a cached prefix is computed in another batch."""
+
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
         """Draw all ``requests``; yields (index, sample) as each ends."""
 

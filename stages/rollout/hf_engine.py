@@ -42,6 +42,9 @@ class HfEngine:
         for name, packed in weights.items():
             parameters[name].copy_(tensor_of(packed))
 
+    def forget(self) -> None:
+        """There is nothing to forget: every sample begins anew."""
+
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
         for index, request in enumerate(requests):
             yield index, self._draw(request)

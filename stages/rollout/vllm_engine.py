@@ -32,9 +32,7 @@ class VllmEngine:
         import torch
 
         self._on_gpu = torch.cuda.is_available()
-        # These kernels are a GPU's; float32 on a CPU needs none.
-        is_invariant = config.deterministic and self._on_gpu
-        os.environ.update(_ENVIRONMENT | {"VLLM_BATCH_INVARIANT": str(int(is_invariant))})
+        os.environ.update(_ENVIRONMENT)
         import vllm
 
         if not self._on_gpu:
@@ -43,6 +41,9 @@ class VllmEngine:
         # Token by token, text costs a GPU engine more than sampling does (46 against 25 thousand
         # tokens a second); only stop strings have to be looked for as it grows.
         self._text_comes_last = self._on_gpu and not config.stop
+        # Kernels follow from this number too: where they must not vary, it is the shard's own.
+        shard = config.prompts_per_shard * config.samples_per_prompt
+        self._in_flight = shard if config.deterministic else config.max_sequences
         self._llm = vllm.LLM(model, **self._options(context))
 
     def _options(self, context: int) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class VllmEngine:
         options: dict[str, Any] = {
             "dtype": config.dtype,
             "max_model_len": context,
-            "max_num_seqs": config.max_sequences,
+            "max_num_seqs": self._in_flight,
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
             "seed": 0,  # every request carries its own
             "disable_log_stats": True,
@@ -62,7 +63,7 @@ class VllmEngine:
         graphs = {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": graph_sizes(config.max_sequences),
+            "cudagraph_capture_sizes": graph_sizes(self._in_flight),
         }
         return options | {
             "gpu_memory_utilization": config.gpu_memory,
@@ -78,7 +79,10 @@ class VllmEngine:
             # leaves a tied head as it was, without a word.
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
             self._llm.apply_model(_pack_tied_head)
-        self._llm.reset_prefix_cache()  # its entries are of the old weights
+        self.forget()  # what is cached is of the old weights
+
+    def forget(self) -> None:
+        self._llm.reset_prefix_cache()
 
     def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
         engine = self._llm.llm_engine

@@ -56,6 +56,7 @@ class RolloutWorker:
     ) -> None:
         self._name = name
         self._held = policy
+        self._is_deterministic = config.deterministic
         self._engine = make_engine(model, config, context)
 
     def held(self) -> PolicyName:
@@ -75,7 +76,18 @@ class RolloutWorker:
         """Sample ``orders`` together, and write each shard as soon as its last sample ends."""
         if policy != self._held:
             raise RuntimeError(f"asked to sample with {policy}, and the engine holds {self._held}")
+        # Most kernels add up in an order that depends on the batch: a shard that is to be the same
+        # whatever else there is to make is a batch of its own.
+        batches = [[order] for order in orders] if self._is_deterministic else [orders]
+        for batch in batches:
+            yield from self._generate(store, folder, batch)
+
+    def _generate(
+        self, store: Store, folder: str, orders: Sequence[ShardOrder]
+    ) -> Iterator[Sample | Finished]:
         start = time.time()
+        if self._is_deterministic:
+            self._engine.forget()
         places = [(order, k) for order in orders for k in range(len(order.samples))]
         done: dict[int, dict[int, Sampled]] = {order.index: {} for order in orders}
         for place, sampled in self._engine.sample([_request(o.samples[k]) for o, k in places]):

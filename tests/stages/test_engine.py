@@ -17,7 +17,7 @@ from stages.workers import Done, Placement, WorkerDiedError
 
 pytestmark = pytest.mark.real
 
-SETTINGS = {"max_new_tokens": 12, "temperature": 0.7, "dtype": "float32"}
+SETTINGS = {"max_new_tokens": 12, "temperature": 0.7, "dtype": "float32", "samples_per_prompt": 4}
 BASE, NEXT = PolicyName(0, "base"), PolicyName(1, "next")
 KINDS = {"tied": {"tied": True}, "untied": {"tied": False, "kind": "qwen2"}}
 CASES = [(engine, kind) for engine in ("vllm", "hf") for kind in KINDS]
@@ -28,9 +28,9 @@ def engines(tmp_path_factory):
     """Each engine for a tied and an untied model, starting side by side."""
     cluster = RayCluster(None)
     pools = {}
-    for engine, kind in CASES:
-        folder = tiny.save_model(tmp_path_factory.mktemp(kind), **KINDS[kind])
-        config = RolloutConfig(engine=engine, **SETTINGS)
+    for engine, kind in [*CASES, ("vllm", "deterministic"), ("hf", "deterministic")]:
+        folder = tiny.save_model(tmp_path_factory.mktemp(kind), **KINDS.get(kind, {}))
+        config = RolloutConfig(engine=engine, deterministic=kind not in KINDS, **SETTINGS)
         place = Placement(threads=1)
         pools[engine, kind] = Engines(cluster, str(folder), BASE, config, 64, 1, place)
         pools[engine, kind].start()
@@ -47,6 +47,7 @@ def orders(count=6):
                     "sample_id": f"{index}-{k}",
                     "group_id": str(index),
                     "prompt_id": "p",
+                    "source": "data",
                     "row": 0,
                     "epoch": 0,
                     "sample_index": k,
@@ -110,6 +111,19 @@ def test_engine_after_new_weights_samples_from_them_and_from_nothing_else(
     assert gap(other, after) < 1e-4
     assert gap(tiny.model(**KINDS[kind]), after) > 0.1
     assert set(after["policy_digest"].to_pylist()) == {"next"}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "hf"])
+def test_shard_of_a_deterministic_rollout_is_the_same_beside_any_others(engine, engines, tmp_path):
+    pool, store = engines[engine, "deterministic"], Store(str(tmp_path))
+
+    def digests(folder, wanted):
+        events = pool.generate(store, folder, BASE, wanted)
+        return {e.index: e.shard.digest for e in events if isinstance(e, Finished)}
+
+    every = digests("all", orders())
+    assert digests("two", orders()[4:2:-1]) == {index: every[index] for index in (3, 4)}
+    assert digests("one", orders()[3:4]) == {3: every[3]}
 
 
 def test_engine_killed_under_a_call_is_a_worker_death_and_the_next_call_starts_afresh(
