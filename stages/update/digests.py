@@ -12,30 +12,36 @@ from artifacts.keys import key_of, sha256
 _CHUNK = 1 << 20
 
 
-def tensor_record(name: str, packed: tuple[str, np.ndarray]) -> dict[str, Any]:
-    """A tensor's row of :data:`artifacts.schemas.TENSORS`.
-
-    The norm is added up in one order whatever the number of threads, so it is as repeatable as
-    the tensor's bytes.
-    """
+def tensor_record(
+    name: str, packed: tuple[str, np.ndarray], norm: float | None = None
+) -> dict[str, Any]:
+    """A tensor's row of :data:`artifacts.schemas.TENSORS`. ``norm``: where it is known already."""
     dtype, array = packed
     flat = np.ascontiguousarray(array).reshape(-1)
-    parts = (flat[i : i + _CHUNK] for i in range(0, len(flat), _CHUNK))
-    squares = [float(np.square(part, dtype=np.float64).sum()) for part in parts]
     return {
         "name": name,
         "dtype": dtype,
         "shape": list(array.shape),
         "digest": sha256(flat.view(np.uint8).data) if array.size else sha256(b""),
-        "norm": math.sqrt(math.fsum(squares)),
+        "norm": _norm(flat) if norm is None else norm,
     }
 
 
-def tensor_records(weights: Mapping[str, tuple[str, np.ndarray]]) -> list[dict[str, Any]]:
-    """A record for each tensor, by name."""
+def _norm(values: np.ndarray) -> float:
+    """Added up in one order whatever the number of threads: as repeatable as the bytes."""
+    parts = (values[i : i + _CHUNK] for i in range(0, len(values), _CHUNK))
+    return math.sqrt(math.fsum(float(np.square(p, dtype=np.float64).sum()) for p in parts))
+
+
+def tensor_records(
+    weights: Mapping[str, tuple[str, np.ndarray]], norms: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """A record for each tensor, by name. ``norms``: those that are known already."""
     # Hashing and summing let go of the interpreter's lock, so threads share them out.
     with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(lambda name: tensor_record(name, weights[name]), sorted(weights)))
+        return list(
+            threads.map(lambda n: tensor_record(n, weights[n], norms.get(n)), sorted(weights))
+        )
 
 
 def weights_digest(records: Sequence[Mapping[str, Any]]) -> str:

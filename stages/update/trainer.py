@@ -137,14 +137,17 @@ class TrainerRank:
         one gathering serves both."""
         dtype = getattr(torch, self._spec.handover_dtype)
         masters: dict[str, tuple[str, np.ndarray]] = {}
+        norms: dict[str, torch.Tensor] = {}
         self._handover = {}
         self._model.reshard()  # a forward without a backward leaves the root's weights whole
         for name, parameter in self._model.model.named_parameters():
-            whole = parameter.detach().full_tensor().cpu()
+            whole = parameter.detach().full_tensor()
             if self._rank == 0:
-                masters[name] = array_of(whole)
-                self._handover[name] = array_of(whole.to(dtype))
-        return tensor_records(masters)
+                self._handover[name] = array_of(whole.to(dtype).cpu())
+                masters[name] = array_of(whole.cpu())
+                if whole.is_cuda:  # a CPU would be the slower of the two
+                    norms[name] = torch.linalg.vector_norm(whole, dtype=torch.float64)
+        return tensor_records(masters, {name: float(norm) for name, norm in norms.items()})
 
     def _old_logprobs(self, samples: Samples, steps: Sequence[StepPlan]) -> list[np.ndarray] | None:
         """The ratio's denominators, a sample; None: the step's own, as there is only one step, or
