@@ -195,7 +195,7 @@ def summary(found: dict[str, Any]) -> str:
     seconds = sum(row.get("seconds") or 0.0 for row in found["stages"])
     run = shlex.quote(found["run"])
     lines = [
-        f"\n{found['finished_iterations']} iterations, {seconds:.0f} s of work",
+        f"\n{_how_far(found)}, {seconds:.0f} s of work",
         f"reward: {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else "reward: none known",
         f"the run lies at {found['run']}",
         f"  ratchet status  {run}",
@@ -203,6 +203,13 @@ def summary(found: dict[str, Any]) -> str:
         *(f"  {line}" for line in _mlflow_lines(found["tracking"])),
     ]
     return "\n".join(lines)
+
+
+def _how_far(found: dict[str, Any]) -> str:
+    finished, planned = found["finished_iterations"], found["planned_iterations"]
+    if found["is_complete"]:
+        return f"complete: all {finished} iterations"
+    return f"{finished} of {planned} iterations"
 
 
 def _mlflow_lines(tracking: dict[str, Any] | None) -> list[str]:

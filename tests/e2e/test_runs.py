@@ -85,6 +85,7 @@ def test_resume_of_a_complete_run_starts_nothing_and_changes_nothing(bench, whol
     before = file_times(whole)
     done = bench.cli("resume", "runs/whole")
     assert "start" not in done.stderr
+    assert "complete: all 3 iterations" in done.stderr
     assert done.stderr.count("reused") == 9
     assert file_times(whole) == before
 

@@ -120,7 +120,7 @@ def test_summary_of_a_run_gives_the_numbers_and_commands_that_work_on_it(tmp_pat
     store, _ = small_run(small_plan(tmp_path / "a folder"))
     write_iteration(store, 3, [1.0] * 8)
     text = summary(run_status(store.url))
-    assert "3 iterations" in text
+    assert "complete: all 3 iterations" in text
     assert "reward: 0.594 → 1.000" in text
     assert f"ratchet status  '{store.url}'" in text
     assert "mlflow" not in text
