@@ -208,13 +208,19 @@ def commit_prompts(store: Store, plan: Plan) -> Committed:
     return find_or_make(store, work, make)
 
 
-def train(store: Store, plan: Plan) -> Session:
-    """Start the run of ``plan`` in ``store``, or go on with it, to its end."""
+def begin(store: Store, plan: Plan) -> Session:
+    """A session on the run of ``plan`` in ``store``, its record and prompts made or found."""
     with contextlib.suppress(AlreadyExistsError):
         write_record(store, plan.record())
     session = Session(Run(store, [Revision(1, plan)]), debug=True)
     session.pools.cluster = PlainCluster()
     commit_prompts(store, plan)
+    return session
+
+
+def train(store: Store, plan: Plan) -> Session:
+    """Start the run of ``plan`` in ``store``, or go on with it, to its end."""
+    session = begin(store, plan)
     for iteration in range(1, plan.config.iterations + 1):
         session.rollout(iteration)
         session.score(iteration)
