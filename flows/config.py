@@ -134,7 +134,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"config {path!r} is not YAML: {_line(error)}") from None
+        raise UserError(f"config {path!r} is not YAML: {_where(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"config {path!r} holds no mapping: write `key: value` lines")
     return make_config(values, overrides, path)
@@ -195,9 +195,12 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{place} is {redacted(repr(first['input']))}: {reason}"
 
 
-def _line(error: yaml.YAMLError) -> str:
-    # It quotes the file, and what else stands there.
-    return redacted(" ".join(str(error).split()))
+def _where(error: yaml.YAMLError) -> str:
+    """Where and what, without the line of the file that the error quotes: it may hold anything."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return type(error).__name__
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {redacted(error.problem or '')}"
 
 
 def _nearest(model: type[BaseModel], place: Sequence[int | str]) -> str:

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.ipc
 import pytest
 
+from artifacts.errors import IntegrityError
 from artifacts.keys import sha256
 from artifacts.manifests import read_manifest
 from artifacts.store import Store
@@ -155,3 +158,40 @@ def test_run_on_s3_with_a_fault_from_any_request_on_is_whole_and_completes_by_ru
             assert_completes(store, plan, left, digests(local))
     assert at > 50
     assert not fault.has_come
+
+
+def cut_after_half_the_batches(data: bytes) -> bytes:
+    """The rows as a stream of two batches, cut after the first: it reads as a whole table."""
+    table = pa.ipc.open_file(data).read_all()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.slice(0, 1))
+        end = sink.tell()
+        writer.write_table(table.slice(1))
+    cut = bytes(sink.getvalue())[:end]
+    assert pa.ipc.open_stream(cut).read_all().num_rows == 1
+    return cut
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_after_half_the_batches,
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: b"",
+    ],
+    ids=["stream cut between batches", "cut", "flipped", "emptied"],
+)
+def test_score_of_a_spoiled_rollout_fails_by_its_name_and_commits_nothing(
+    tmp_path: Path, damage
+) -> None:
+    session = begin(Store(str(tmp_path / "run")), plain_plan(tmp_path))
+    rollout = session.rollout(1)
+    shard = rollout.manifest.shards[1]
+    path = f"{rollout.folder}/{shard.name}"
+    session.store.put(path, damage(session.store.read(path)))
+    with pytest.raises(IntegrityError, match=f"expected digest {shard.digest}") as caught:
+        session.score(1)
+    assert caught.value.path == path
+    assert {m.kind for m in manifests(session.store).values()} == {"prompts", "rollouts"}
