@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from artifacts.keys import key_of
+from artifacts.keys import key_of, source_digest
 from artifacts.manifests import Manifest
 from artifacts.store import Store
 from flows.config import Config, make_config
@@ -20,9 +20,9 @@ from stages.contract import Committed, Work
 from stages.models import model_digest, tokenizer_digest
 from stages.rollout.config import DataConfig
 from stages.rollout.rows import data_digest
-from stages.score.rewards import reward_digests
 from stages.settings import Section, is_execution
 from stages.update.run import function_digests
+from stages.user_code import load_function
 
 # Where, how fast, how often: none of these changes a number. A field that is new or renamed and
 # is not here must be identity.
@@ -163,7 +163,11 @@ def stage_keys(config: Config) -> dict[str, str]:
         model_digest=model_digest(config.model),
         tokenizer_digest=tokenizer_digest(config.model),
         data_digest=data_digest(config.data),
-        functions=reward_digests(config.score.rewards),
+        functions={
+            # Not all that is tried here could be called so.
+            spec.column: source_digest(load_function(spec.fn, "reward"))
+            for spec in config.score.rewards
+        },
         update_functions=function_digests(config.update),
     )
     session = Session(Run(Store(f"memory://{uuid4().hex}"), [Revision(1, plan)]))

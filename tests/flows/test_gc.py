@@ -480,7 +480,7 @@ def test_gc_interrupted_at_any_change_then_run_again_ends_where_one_run_ends(
 
     expected = Stopping(str(copy("undisturbed")), at=-1, is_done=False)
     gc(expected, "last=1")
-    # 3 needs snapshot 2 and iteration 3: two iterations of 2 + 2 + 2 shards go, a snapshot of 4 too.
+    # 3 needs snapshot 2 and iteration 3: two iterations of 2 + 2 + 2 shards go, a snapshot of 4.
     assert expected.num_changes == 2 * (3 + 6) + (1 + 4) + 1
     for at in range(1, expected.num_changes + 1):
         url = str(copy(f"stopped-{at}"))
