@@ -71,6 +71,8 @@ def s3_through(line: FaultyLine, attempts: int, patch: pytest.MonkeyPatch) -> It
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body in two small packets would wait for each other, 40 ms a request.
+    disable_nagle_algorithm = True
     line: FaultyLine
 
     def log_message(self, format: str, *args: object) -> None:

@@ -19,6 +19,7 @@ _DATE = "Tue, 01 Jan 2030 00:00:00 GMT"
 
 class _Cloud(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     objects: dict[str, bytes]
     conditions: list[str]
     lock: threading.Lock

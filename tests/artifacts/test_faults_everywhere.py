@@ -89,8 +89,8 @@ def test_run_with_a_fault_at_any_operation_is_whole_and_completes_by_running_aga
 
 
 @pytest.fixture
-def line(s3_server: S3Server) -> Iterator[FaultyLine]:
-    with faulty_line(s3_server.endpoint) as made:
+def line(moto: S3Server) -> Iterator[FaultyLine]:
+    with faulty_line(moto.endpoint) as made:
         yield made
 
 
