@@ -51,11 +51,14 @@ class BranchStore(Store):
         """Whether the parent's ``path`` is part of this run too."""
         top, _, rest = path.partition("/")
         if top.startswith("iteration-"):
-            return int(top.removeprefix("iteration-")) <= self.iteration
+            return self._is_before(top.removeprefix("iteration-"))
         if top == "policy":
             version = rest.partition("/")[0]
-            return not version or int(version) <= self.iteration
+            return not version or self._is_before(version)
         return top == "prompts"
+
+    def _is_before(self, number: str) -> bool:
+        return number.isdecimal() and int(number) <= self.iteration
 
 
 def open_store(url: str) -> Store:

@@ -50,3 +50,26 @@ class LeaseLostError(RuntimeError):
 
 class RetiredError(FileNotFoundError):
     """What is asked for was removed by ``ratchet gc``; the message says when and by which rule."""
+
+
+class UrlError(ValueError):
+    """A URL that no file system can or should be made of; a sentence with the remedy."""
+
+
+class StoreError(OSError):
+    """A file system failed. Carries what was being done to which file, and why it failed.
+
+    Whatever a client library raised (botocore's and aiohttp's own errors are no OSErrors) leaves
+    a store as this, without a word of credentials.
+    """
+
+    def __init__(self, operation: str, location: str, reason: str, code: int | None = None) -> None:
+        super().__init__(operation, location, reason, code)
+        self.operation, self.location, self.reason = operation, location, reason
+        self.errno = code
+
+    def __reduce__(self) -> tuple[type["StoreError"], tuple[object, ...]]:
+        return StoreError, (self.operation, self.location, self.reason, self.errno)
+
+    def __str__(self) -> str:
+        return f"can't {self.operation} {self.location}: {self.reason}"

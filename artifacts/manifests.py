@@ -13,7 +13,7 @@ from typing import Any
 
 from artifacts.errors import AlreadyExistsError, IntegrityError, NotCommittedError
 from artifacts.keys import key_of
-from artifacts.store import Store
+from artifacts.store import Store, is_inside, is_name
 
 SCHEMA_VERSION = 1
 FILE_NAME = "manifest.json"
@@ -31,7 +31,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Ref:
-    """A committed manifest: the folder it lies in, and its content digest."""
+    """A committed manifest: the folder it lies in, and its content digest.
+
+    The run's base model, which lies outside the run, has the path ``model``.
+    """
 
     path: str
     digest: str
@@ -127,7 +130,8 @@ def read_manifest(store: Store, folder: str, digest: str | None = None) -> Manif
 
     Raises:
         NotCommittedError: there is none.
-        IntegrityError: its content is not what its digest, or ``digest``, says.
+        IntegrityError: its content is not what its digest, or ``digest``, says; or it names
+            something that does not lie in the run.
         ValueError: it was written by a later version of the schema.
     """
     path = f"{folder}/{FILE_NAME}"
@@ -150,7 +154,10 @@ def read_manifest(store: Store, folder: str, digest: str | None = None) -> Manif
     for expected in (stated, digest or found):
         if expected != found:
             raise IntegrityError(path, expected, found, "content digest")
-    return _from_content(content, provenance)
+    try:
+        return _from_content(content, provenance)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IntegrityError(path, "a manifest", str(error), "content") from error
 
 
 def _content_digest(path: str, content: Mapping[str, Any]) -> str:
@@ -168,12 +175,34 @@ def _from_content(content: Mapping[str, Any], provenance: Mapping[str, Any]) -> 
         key=content["key"],
         identity=content["identity"],
         functions=content["functions"],
-        inputs={name: Ref(**ref) for name, ref in content["inputs"].items()},
-        shards=tuple(Shard(**shard) for shard in content["shards"]),
+        inputs={name: _ref(ref) for name, ref in content["inputs"].items()},
+        shards=tuple(shard_of(shard) for shard in content["shards"]),
         outcome=content["outcome"],
         metrics={name: _from_json(value) for name, value in content["metrics"].items()},
         provenance=provenance,
     )
+
+
+def shard_of(record: Mapping[str, Any]) -> Shard:
+    """The shard that ``record``, read from a store, describes.
+
+    Raises:
+        ValueError: it is no record of a file directly in its manifest's folder.
+    """
+    shard = Shard(**record)
+    if not is_name(shard.name):
+        raise ValueError(f"{shard.name!r} is no name of a file in its manifest's folder")
+    counts = (shard.rows, shard.bytes)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ValueError(f"{shard.name} has rows and bytes {counts}, which are no counts")
+    return shard
+
+
+def _ref(record: Mapping[str, Any]) -> Ref:
+    ref = Ref(**record)
+    if not is_inside(ref.path):
+        raise ValueError(f"{ref.path!r} is no path inside the run")
+    return ref
 
 
 def _to_json(value: float | None) -> float | str | None:

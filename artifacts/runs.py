@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from typing import Any
 
 from artifacts.errors import AlreadyExistsError, NotCommittedError
@@ -9,6 +10,7 @@ from artifacts.manifests import FILE_NAME, Manifest, read_manifest
 from artifacts.store import Store
 
 RECORD = "run.json"
+_ITERATION = re.compile(r"iteration-(\d{6,})")
 
 
 def run_url(store_url: str, name: str) -> str:
@@ -65,8 +67,9 @@ def read_or_write(store: Store, path: str, value: dict[str, Any]) -> dict[str, A
 
 def iterations(store: Store) -> list[int]:
     """Numbers of the iterations that left anything, in order."""
-    names = (name for name in store.names("") if name.startswith("iteration-"))
-    return sorted(int(name.removeprefix("iteration-")) for name in names)
+    return sorted(
+        int(match[1]) for name in store.names("") if (match := _ITERATION.fullmatch(name))
+    )
 
 
 def has_commit(store: Store, iteration: int, stage: str) -> bool:

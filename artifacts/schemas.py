@@ -6,6 +6,7 @@ Only nullable columns are ever added; a reader takes the columns it knows by nam
 import pyarrow as pa
 
 ROWS_VERSION = 1
+FINISH_REASONS = ("stop", "length")
 _INTS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
 _DOUBLES = pa.list_(pa.float64())

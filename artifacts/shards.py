@@ -15,6 +15,7 @@ import pyarrow.ipc
 from artifacts.errors import IntegrityError
 from artifacts.keys import sha256
 from artifacts.manifests import Manifest, Shard
+from artifacts.schemas import ROWS_VERSION
 from artifacts.store import Store
 from artifacts.tombstones import refuse_retired
 
@@ -73,6 +74,9 @@ def read_shard(
 
     Args:
         columns: decode these alone, of those that it has; the digest is checked over all.
+
+    Raises:
+        ValueError: its rows were written by a later version of the schema.
     """
     path = f"{folder}/{shard.name}"
     table = _decode(path, read_file(store, folder, shard), columns)
@@ -138,6 +142,15 @@ def _decode(path: str, data: bytes, columns: Collection[str] | None = None) -> p
             chosen = [n for n, name in enumerate(reader.schema.names) if name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=chosen)
             reader = pa.ipc.open_file(data, options=options)
-        return reader.read_all()
+        table = reader.read_all()
     except pa.ArrowInvalid as error:
         raise IntegrityError(path, "Arrow IPC file", str(error), "format") from error
+    version = (table.schema.metadata or {}).get(b"ratchet.version", b"1").decode(errors="replace")
+    if not version.isdecimal():
+        raise IntegrityError(path, "a number", repr(version), "version of rows")
+    if int(version) > ROWS_VERSION:
+        raise ValueError(
+            f"{path} has rows of version {version}, and this version of Ratchet reads up to "
+            f"{ROWS_VERSION}: read it with the version that wrote it"
+        )
+    return table

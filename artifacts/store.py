@@ -6,30 +6,95 @@ is never opened. No answer comes from a cached listing.
 """
 
 import contextlib
+import functools
 import os
+import re
 import threading
+import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from artifacts.errors import AlreadyExistsError
+from artifacts.door import explaining
+from artifacts.errors import AlreadyExistsError, UrlError
+from artifacts.secrets import holds_credentials
+
+# Which extra of ours brings the file system of a URL.
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+_PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
+# S3 answers 409 where two conditional puts of one name meet: asked again, one of them has won.
+_CONFLICT_WAITS = (0.05, 0.2, 0.8, 2.0)
 
 # The memory file system looks first and writes after: exclusive in one thread only.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of ``url`` and the path in it: the one place where either is made."""
-    options: dict[str, Any] = {}
-    if url.split("://", 1)[0] in {"s3", "s3a", "gs", "gcs", "az", "abfs"}:
-        # A cached listing hides what other processes wrote, for reads by name too.
-        options["use_listings_cache"] = False
-    fs, path = fsspec.core.url_to_fs(url, **options)
+    """The file system of ``url`` and the path in it: the one place where either is made.
+
+    Raises:
+        UrlError: the URL holds credentials, or nothing here can open it.
+    """
+    if holds_credentials(url):
+        raise UrlError(
+            "a URL holds a password, a key or a signature, which would be written into records: "
+            "leave it out, and give credentials by the environment or the cloud's own files"
+        )
+    protocol = url.split("://", 1)[0] if "://" in url else "file"
+    extra = _EXTRAS.get(protocol)
+    # A cached listing hides what other processes wrote, for reads by name too.
+    options: dict[str, Any] = {"use_listings_cache": False} if extra else {}
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        remedy = f"pip install 'ratchet-rl[{extra}]'" if extra else str(error)
+        raise UrlError(f"{url} needs a package that is not installed: {remedy}") from error
+    except ValueError as error:
+        raise UrlError(f"{url} is no URL of a file system: {error}") from error
     return fs, path.rstrip("/")
+
+
+def is_name(part: object) -> bool:
+    """Whether ``part`` names something directly in a folder, and nothing anywhere else."""
+    return isinstance(part, str) and bool(_PART.fullmatch(part)) and part not in (".", "..")
+
+
+def is_inside(path: object) -> bool:
+    """Whether ``path`` stays in the folder that it is relative to, on every backend."""
+    return isinstance(path, str) and "://" not in path and all(map(is_name, path.split("/")))
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Call = Callable[Concatenate["Store", str, _Arguments], _Result]
+
+
+def _operation(name: str) -> Callable[[_Call[_Arguments, _Result]], _Call[_Arguments, _Result]]:
+    """What fails in the method leaves it as a StoreError that says ``name`` and the path."""
+
+    def around(method: _Call[_Arguments, _Result]) -> _Call[_Arguments, _Result]:
+        @functools.wraps(method)
+        def call(
+            store: "Store", path: str, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        ) -> _Result:
+            with explaining(name, f"{store.url}/{path}"):
+                return method(store, path, *args, **kwargs)
+
+        return call
+
+    return around
 
 
 class Store:
@@ -59,11 +124,11 @@ class Store:
 
     def locate(self, path: str) -> str:
         """Absolute path of ``path`` inside the file system. Refuses to leave the folder."""
-        parts = path.split("/")
-        if path.startswith("/") or "://" in path or any(part in ("", ".", "..") for part in parts):
+        if not is_inside(path):
             raise ValueError(f"{path!r} is not a path inside {self.url}")
         return f"{self.root}/{path}"
 
+    @_operation("read")
     def read(self, path: str, is_large: bool = False) -> bytes:
         """All bytes of ``path``. Raises FileNotFoundError.
 
@@ -74,10 +139,12 @@ class Store:
         options = {} if is_large else self._in_one_part
         return bytes(self.fs.cat_file(self.locate(path), **options))
 
+    @_operation("look for")
     def exists(self, path: str) -> bool:
         """Whether ``path`` is there, asked of the file system now."""
         return bool(self.fs.exists(self.locate(path)))
 
+    @_operation("look for")
     def size(self, path: str) -> int | None:
         """Bytes of the file ``path``, or None where there is no file."""
         try:
@@ -86,6 +153,7 @@ class Store:
             return None
         return int(info["size"]) if info["type"] == "file" else None
 
+    @_operation("write")
     def put(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, over what stands there."""
         if self.is_local:
@@ -94,6 +162,7 @@ class Store:
         else:
             self.fs.pipe_file(self.locate(path), data)
 
+    @_operation("write")
     def put_named(self, folder: str, name: Callable[[], str], data: bytes) -> None:
         """Write a file of ``folder`` whole; locally ``name`` is asked once its bytes are synced."""
         if self.is_local:
@@ -102,6 +171,7 @@ class Store:
         else:
             self.put(f"{folder}/{name()}", data)
 
+    @_operation("write")
     def create(self, path: str, data: bytes) -> None:
         """Write ``path`` whole, if nothing stands there.
 
@@ -110,13 +180,7 @@ class Store:
         """
         where = self.locate(path)
         try:
-            if self.is_local:
-                self._put_local(os.path.dirname(where), lambda: where, data, exclusive=True)
-            elif isinstance(self.fs, MemoryFileSystem):
-                with _ONE_AT_A_TIME:
-                    self.fs.pipe_file(where, data, mode="create")
-            else:
-                self.fs.pipe_file(where, data, mode="create")
+            self._create(where, data)
         except OSError as error:
             if _is_lost_race(error):
                 raise AlreadyExistsError(f"{self.url}/{path} exists already") from error
@@ -137,11 +201,29 @@ class Store:
             self.remove(path)
         return False
 
+    def _create(self, where: str, data: bytes) -> None:
+        if self.is_local:
+            self._put_local(os.path.dirname(where), lambda: where, data, exclusive=True)
+        elif isinstance(self.fs, MemoryFileSystem):
+            with _ONE_AT_A_TIME:
+                self.fs.pipe_file(where, data, mode="create")
+        else:
+            for wait in (*_CONFLICT_WAITS, None):
+                try:
+                    self.fs.pipe_file(where, data, mode="create")
+                    break
+                except OSError as error:
+                    if _http_status(error) != 409 or wait is None:
+                        raise
+                time.sleep(wait)
+
+    @_operation("remove")
     def remove(self, path: str) -> None:
         """Delete ``path``; afterwards it is gone, also where it was not there before."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.locate(path))
 
+    @_operation("list")
     def names(self, path: str) -> list[str]:
         """Sorted names of what lies directly in folder ``path`` ("" is the run's own)."""
         where = self.locate(path) if path else self.root
@@ -150,8 +232,10 @@ class Store:
         except FileNotFoundError:
             return []
         names = (str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in found)
-        return sorted(name for name in names if not name.startswith(".tmp-"))
+        # A bucket may hold what no run wrote, under names that would lead elsewhere.
+        return sorted(n for n in names if is_name(n) and not n.startswith(".tmp-"))
 
+    @_operation("list")
     def sizes(self, path: str) -> dict[str, int]:
         """Bytes of every file below folder ``path``, by its path from there: one fresh listing.
 
@@ -189,9 +273,13 @@ def _let_pass() -> None:
 def _is_lost_race(error: OSError) -> bool:
     # s3fs makes a FileExistsError of a refused conditional put only where the server sends the
     # optional Condition field, and EINVAL elsewhere: the HTTP status below it is certain.
+    return isinstance(error, FileExistsError) or _http_status(error) == 412
+
+
+def _http_status(error: OSError) -> int | None:
     response = getattr(error.__cause__, "response", None) or {}
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return isinstance(error, FileExistsError) or status == 412
+    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def _sync_folder(folder: str) -> None:

@@ -236,17 +236,26 @@ def main() -> None:
 
 def _explain(error: Exception) -> int:
     """Print what went wrong; returns the exit code."""
-    from artifacts.errors import HeldError, IntegrityError, LeaseLostError, RetiredError
+    from artifacts.errors import (
+        HeldError,
+        IntegrityError,
+        LeaseLostError,
+        RetiredError,
+        StoreError,
+        UrlError,
+    )
     from flows.config import UserError
     from stages.contract import StageError
 
     known = (
         (UserError, 2),
         (RetiredError, 2),
+        (UrlError, 2),
         (IntegrityError, 3),
         (HeldError, 4),
         (LeaseLostError, 4),
         (StageError, 1),
+        (StoreError, 1),
     )
     for kind, code in known:
         if isinstance(error, kind):
@@ -254,5 +263,7 @@ def _explain(error: Exception) -> int:
             return code
     import traceback
 
-    traceback.print_exception(error)
+    from artifacts.secrets import redacted
+
+    print(redacted("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     return 1

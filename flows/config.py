@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
+from artifacts.secrets import redacted
 from stages.rollout.config import DataConfig, RolloutConfig
 from stages.score.config import ScoreConfig
-from stages.settings import Section, execution
+from stages.settings import CREDENTIALS, Section, execution
 from stages.update.config import UpdateConfig
 
 
@@ -133,7 +134,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"config {path!r} is not YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"config {path!r} is not YAML: {_where(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"config {path!r} holds no mapping: write `key: value` lines")
     return make_config(values, overrides, path)
@@ -153,14 +154,14 @@ def override_value(values: dict[str, Any], override: str) -> dict[str, Any]:
     """``values`` with one ``a.b.c=value`` applied; the value is read as YAML."""
     name, separator, text = override.partition("=")
     if not separator or not name:
-        raise UserError(f"override {override!r} is not key=value, such as update.lr=1e-5")
+        raise UserError(f"override {redacted(override)!r} is not key=value, such as update.lr=1e-5")
     keys = name.split(".")
     return _set(values, keys, _scalar(text), override)
 
 
 def _set(values: Any, keys: Sequence[str], value: Any, override: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise UserError(f"override {override!r}: {keys[0]!r} lies in no section")
+        raise UserError(f"override {redacted(override)!r}: {keys[0]!r} lies in no section")
     rest = value if len(keys) == 1 else _set(values.get(keys[0]) or {}, keys[1:], value, override)
     return {**values, keys[0]: rest}
 
@@ -183,13 +184,23 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """The first thing wrong, as a sentence."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == CREDENTIALS:
+        return f"{place} {first['msg']}"
     if first["type"] == "extra_forbidden":
         return f"there is no key {place!r}{_nearest(model, first['loc'])}"
     if first["type"] == "missing":
         return f"the key {place!r} is missing, and it has no default"
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason[0].lower() + reason[1:]
-    return f"{place} is {first['input']!r}: {reason}"
+    return f"{place} is {redacted(repr(first['input']))}: {reason}"
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """Where and what, without the line of the file that the error quotes: it may hold anything."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return type(error).__name__
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {redacted(error.problem or '')}"
 
 
 def _nearest(model: type[BaseModel], place: Sequence[int | str]) -> str:

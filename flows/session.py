@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from artifacts.ahead import ReadAhead
+from artifacts.errors import IntegrityError
 from artifacts.manifests import Manifest, Ref
 from artifacts.runs import has_commit
 from artifacts.store import Store
@@ -173,8 +174,15 @@ class Session:
         return update_stage.save_snapshot(self.store, update, trainers)
 
     def find_snapshot(self, update: Committed) -> Committed | None:
-        """The committed snapshot of the policy that ``update`` made."""
-        return find(self.store, policy_work(update))
+        """The committed snapshot of the policy that ``update`` made.
+
+        One that has lost a file counts as none: it is made again, where it can be.
+        """
+        try:
+            return find(self.store, policy_work(update))
+        except IntegrityError as error:
+            self.report.say("snapshot", state="not whole", error=error)
+            return None
 
     def is_complete(self) -> bool:
         """Whether nothing is left to make, snapshots included. Reads, and makes nothing."""

@@ -64,7 +64,8 @@ def snapshots(store: Store) -> list[int]:
     return [
         int(version)
         for version in store.names("policy")
-        if any(
+        if version.isdecimal()
+        and any(
             is_committed(store, folder) and not is_retired(store, folder)
             for folder in (f"policy/{version}/{key}" for key in store.names(f"policy/{version}"))
         )

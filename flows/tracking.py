@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import AlreadyExistsError, IntegrityError
+from artifacts.secrets import redacted
 from artifacts.store import Store
 from flows.plan import Plan
 from flows.publication import finite, legal_name, metrics_of, params_of, renamed, table_tag, tags_of
@@ -338,4 +339,4 @@ def _sqlite_path(uri: str) -> str | None:
 
 def _in_short(error: Exception) -> str:
     lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return redacted(f"{type(error).__name__}: {lines[0] if lines else ''}")

@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 
 from artifacts import schemas
-from artifacts.manifests import Shard
+from artifacts.errors import IntegrityError
+from artifacts.manifests import shard_of
 from artifacts.shards import read_shard, write_table
 from artifacts.store import Store
 
@@ -18,6 +19,16 @@ def write_ledger(store: Store, folder: str, entries: Sequence[Mapping[str, Any]]
 
 
 def read_ledger(store: Store, folder: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries that :func:`write_ledger` wrote."""
-    rows: list[dict[str, Any]] = read_shard(store, folder, Shard(**kept)).to_pylist()
+    """The entries that :func:`write_ledger` wrote.
+
+    Raises:
+        IntegrityError: ``kept``, which stands outside every digest, is not what it returned.
+    """
+    try:
+        shard = shard_of(kept)
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(
+            f"{folder}/manifest.json", "a ledger", str(error), "content"
+        ) from error
+    rows: list[dict[str, Any]] = read_shard(store, folder, shard).to_pylist()
     return rows

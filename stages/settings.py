@@ -6,13 +6,30 @@ and enter keys; execution fields say where, how fast and how often, and never do
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from artifacts.secrets import holds_credentials
+
+CREDENTIALS = "credentials"
 
 
 class Section(BaseModel):
     """A strict, frozen part of the configuration: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*")
+    @classmethod
+    def _holds_no_credentials(cls, value: Any) -> Any:
+        # Of an own type, so that whoever prints it knows not to repeat the value.
+        if isinstance(value, str) and holds_credentials(value):
+            raise PydanticCustomError(
+                CREDENTIALS,
+                "holds a URL with a password, a key or a signature, and would be written into "
+                "records: leave it out, and give credentials by the environment",
+            )
+        return value
 
     def identity(self) -> dict[str, Any]:
         """The fields that change numbers, as JSON values, sections within sections too."""

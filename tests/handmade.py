@@ -75,7 +75,7 @@ def _row(rng: random.Random, iteration: int, group: int, k: int) -> dict:
         "row": group,
         "epoch": 0,
         "sample_index": k,
-        "seed": k,
+        "seed": 1000 * group + k,
         "prompt_ids": prompt,
         "response_ids": [rng.randrange(4, 44) for _ in range(length)],
         "logprobs": [-rng.random() * 5 for _ in range(length)],
@@ -86,5 +86,5 @@ def _row(rng: random.Random, iteration: int, group: int, k: int) -> dict:
         "ground_truth": None,
         "extra": json.dumps({}),
         "policy_version": iteration - 1,
-        "policy_digest": "",
+        "policy_digest": "0" * 64,
     }

@@ -192,3 +192,47 @@ def test_functions_fit_on_a_screen() -> None:
 def test_files_have_names_that_say_what_is_inside() -> None:
     stems = {name_of(path): path.stem for package in PACKAGES for path in files(package)}
     assert {name for name, stem in stems.items() if stem in EMPTY_NAMES} == set()
+
+
+# Each of these runs what it reads.
+RUNS_WHAT_IT_READS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "code"}
+CALLS_THAT_RUN = {"eval", "exec", "compile", "__import__"}
+LOADERS = {"torch.load", "np.load", "numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+
+
+def test_nothing_that_is_read_is_unpickled_or_executed() -> None:
+    paths = [path for package in PACKAGES for path in files(package)]
+    assert {name_of(path) for path in paths if tops(path) & RUNS_WHAT_IT_READS} == set()
+    calls = {
+        f"{name_of(path)}:{node.lineno} {ast.unparse(node.func)}"
+        for path in paths
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and _runs_what_it_gets(node)
+    }
+    assert calls == set()
+
+
+def _runs_what_it_gets(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    keywords = {keyword.arg for keyword in call.keywords}
+    return (
+        name in CALLS_THAT_RUN | LOADERS
+        or name.endswith(".read_pickle")
+        or bool(keywords & {"allow_pickle", "trust_remote_code"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("torch.load(path)", True),
+        ("np.load(path, allow_pickle=True)", True),
+        ("eval(text)", True),
+        ("AutoModel.from_pretrained(path, trust_remote_code=True)", True),
+        ("safetensors.numpy.load(data)", False),
+        ("yaml.safe_load(text)", False),
+        ("json.loads(data)", False),
+    ],
+)
+def test_search_for_calls_that_run_what_they_get_finds_them(line: str, is_found: bool) -> None:
+    assert _runs_what_it_gets(ast.parse(line).body[0].value) is is_found

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from artifacts.door import explaining
 from artifacts.keys import key_of, sha256
 from artifacts.store import filesystem
 from stages.rollout.config import DataConfig, DataSource
@@ -33,9 +34,10 @@ def data_digest(data: DataConfig) -> str:
 
 def _file_digest(location: str) -> str:
     fs, path = filesystem(location)
-    if not fs.isfile(path):
-        raise ValueError(f"data.path is {location!r}, and there is no such file: check the path")
-    return sha256(fs.cat_file(path))
+    with explaining("read", location):
+        if not fs.isfile(path):
+            raise ValueError(f"data.path is {location!r}, and there is no such file: check it")
+        return sha256(fs.cat_file(path))
 
 
 def check_rows(data: DataConfig, count: int = 64) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from artifacts.secrets import redacted
+
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 # An absolute path of two parts or more; its last part is what a reader needs.
 _PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/'\"():,;]+/)+(?=[^\s/'\"():,;])")
@@ -66,8 +68,8 @@ def process_ended(status: int) -> Outcome:
 
 
 def normalized(text: str) -> str:
-    """``text`` without memory addresses and folders of this host, and not endless."""
-    short = _PATH.sub("…/", _ADDRESS.sub("0x…", text))
+    """``text`` without credentials, memory addresses and folders of this host, and not endless."""
+    short = _PATH.sub("…/", _ADDRESS.sub("0x…", redacted(text)))
     return short if len(short) <= _MESSAGE_LIMIT else f"{short[:_MESSAGE_LIMIT]} …"
 
 

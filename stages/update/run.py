@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from artifacts import schemas
+from artifacts.errors import IntegrityError
 from artifacts.keys import source_digest
 from artifacts.manifests import Ref
 from artifacts.shards import write_table
@@ -143,13 +144,24 @@ def _adapted(identity: Mapping[str, Any], result: UpdateResult) -> dict[str, flo
 
 
 def save_snapshot(store: Store, update: Committed, trainers: Trainers) -> Committed:
-    """Commit the weights and trainer state that ``trainers`` hold: those after ``update``."""
+    """Commit the weights and trainer state that ``trainers`` hold: those after ``update``.
+
+    Of a committed snapshot that has lost a file, the file is made again.
+
+    Raises:
+        IntegrityError: a committed snapshot isn't whole, and what is held isn't its content.
+    """
     work = policy_work(update)
 
     def make() -> Product:
         return Product(trainers.save(store, work.folder), work.identity)
 
-    return find_or_make(store, work, make)
+    try:
+        return find_or_make(store, work, make)
+    except IntegrityError:
+        # Files are named by their digests: each goes where it was, or beside it as a stranger.
+        trainers.save(store, work.folder)
+        return find_or_make(store, work, make)
 
 
 def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:

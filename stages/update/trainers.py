@@ -1,5 +1,6 @@
 """The driver's side of the trainer ranks: one group that lives, moves and dies together."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ from artifacts.runs import policy_folder
 from artifacts.store import Store
 from artifacts.tombstones import FILE_NAME as TOMBSTONE
 from artifacts.tombstones import is_retired, refuse_retired
-from stages.contract import Committed, Work
+from stages.contract import Committed, Work, find
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
 from stages.workers import Actor, Cluster, Pending, Placement
 
 SNAPSHOT_VERSION = 1
 _WORKER = "stages.update.trainer:TrainerRank"
+
+log = logging.getLogger("ratchet.update")
 
 
 class Trainers:
@@ -184,8 +187,12 @@ def policy_work(update: Committed) -> Work:
 
 
 def newest_snapshot(store: Store, history: Sequence[Committed]) -> int:
-    """Latest version in ``history`` whose snapshot can be read; 0 is the base model."""
-    kept = {int(name) for name in store.names("policy")}
+    """Latest version in ``history`` whose snapshot can be read; 0 is the base model.
+
+    One that has lost a file is passed over, and the log says so: an older one and the updates
+    after it give the same policy.
+    """
+    kept = {int(name) for name in store.names("policy") if name.isdecimal()}
     for version in sorted(kept & set(range(1, len(history) + 1)), reverse=True):
         if _has_snapshot(store, history[version - 1]):
             return version
@@ -203,8 +210,15 @@ def is_rebuildable(store: Store, history: Sequence[Committed]) -> bool:
 
 
 def _has_snapshot(store: Store, update: Committed) -> bool:
-    names = store.names(policy_work(update).folder)
-    return FILE_NAME in names and TOMBSTONE not in names
+    work = policy_work(update)
+    names = store.names(work.folder)
+    if FILE_NAME not in names or TOMBSTONE in names:
+        return False
+    try:
+        return find(store, work) is not None
+    except IntegrityError as error:
+        log.warning("update   policy=%d passed_over=%s", work.iteration, error)
+        return False
 
 
 def _replayed_folders(updates: Sequence[Committed]) -> list[str]:

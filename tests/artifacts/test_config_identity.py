@@ -2,13 +2,27 @@
 
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
+from uuid import uuid4
 
 import pytest
 
-from artifacts.keys import key_of
-from flows.config import make_config
+from artifacts.keys import key_of, source_digest
+from artifacts.manifests import Manifest
+from artifacts.store import Store
+from flows.config import Config, make_config
+from flows.plan import Plan, prompt_limit
+from flows.revisions import Revision, Run
+from flows.session import Iteration, Session
+from plain_run import commit_prompts
+from stages.contract import Committed, Work
+from stages.models import model_digest, tokenizer_digest
+from stages.rollout.config import DataConfig
+from stages.rollout.rows import data_digest
 from stages.settings import Section, is_execution
+from stages.update.run import function_digests
+from stages.user_code import load_function
 
 # Where, how fast, how often: none of these changes a number. A field that is new or renamed and
 # is not here must be identity.
@@ -57,11 +71,19 @@ CONFIG = make_config(
         "model": "models/tiny",
         "iterations": 3,
         "data": {"sources": [{"path": "sums.jsonl"}, {"path": "products.jsonl", "weight": 3}]},
-        "score": {"rewards": [{"fn": "my_rewards:exact"}, {"fn": "my_rewards:short", "weight": 2}]},
+        "score": {
+            "rewards": [
+                {"fn": "my_rewards.py:exact"},
+                {"fn": "my_rewards.py:short", "weight": 2},
+            ]
+        },
     },
     [],
     "test",
 )
+# Columns of one file are said elsewhere than those of several.
+OF_ONE_FILE = CONFIG.model_copy(update={"data": DataConfig(path="sums.jsonl")})
+REWARDS = "def exact(text, **row):\n    return 1.0\n\n\ndef short(text, **row):\n    return 0.0\n"
 
 
 def walk(section: Section, prefix: str = "", declared: bool = False) -> Iterator[tuple[str, bool]]:
@@ -117,6 +139,64 @@ def another(annotation: Any, value: Any) -> Any:
     raise NotImplementedError(f"no other value of {annotation}: teach this function that type")
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the configuration names, and once more under ``elsewhere/``: paths change no number."""
+    folder = tmp_path_factory.mktemp("inputs")
+    model = folder / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (model / "model.safetensors").write_bytes(b"weights")
+    (folder / "sums.jsonl").write_text('{"prompt": "1+1"}')
+    (folder / "products.jsonl").write_text('{"prompt": "1*1"}')
+    (folder / "my_rewards.py").write_text(REWARDS)
+    (folder / "elsewhere").symlink_to(folder)
+    return folder
+
+
+def stage_keys(config: Config) -> dict[str, str]:
+    """The keys of a first iteration's work, as a session describes it."""
+    plan = Plan(
+        config=config,
+        context=4096,
+        max_prompt_tokens=prompt_limit(config),
+        model_digest=model_digest(config.model),
+        tokenizer_digest=tokenizer_digest(config.model),
+        data_digest=data_digest(config.data),
+        functions={
+            # Not all that is tried here could be called so.
+            spec.column: source_digest(load_function(spec.fn, "reward"))
+            for spec in config.score.rewards
+        },
+        update_functions=function_digests(config.update),
+    )
+    session = Session(Run(Store(f"memory://{uuid4().hex}"), [Revision(1, plan)]))
+    prompts = commit_prompts(session.store, plan)
+    session.iterations[1] = seen = Iteration()
+    rollout = session.rollout_work(1)
+    seen.rollout = _as_committed(rollout)
+    score = session.score_work(1)
+    seen.scores = _as_committed(score)
+    keys = {work.stage: work.key for work in (rollout, score, session.update_work(1))}
+    return {"prompts": prompts.manifest.key, **keys}
+
+
+def _as_committed(work: Work) -> Committed:
+    made = Manifest(work.kind, work.stage, work.version, work.key, {}, {}, work.inputs, ())
+    return Committed(work.folder, made, was_reused=False)
+
+
+def changed_keys(path: str) -> list[str]:
+    """The stages whose keys another value at ``path`` changes, in a run of one file or several."""
+    changed = set()
+    for config in (CONFIG, OF_ONE_FILE):
+        is_there = path in dict(walk(config)) and (path, config) != ("data.path", CONFIG)
+        if is_there:
+            before, after = stage_keys(config), stage_keys(with_change(config, path))
+            changed |= {stage for stage in before if before[stage] != after[stage]}
+    return sorted(changed)
+
+
 def test_config_fields_declared_execution_are_those_listed_here() -> None:
     assert {path for path, is_declared in FIELDS.items() if is_declared} == EXECUTION
 
@@ -143,3 +223,19 @@ def test_config_identity_is_blind_to_an_execution_field(path: str) -> None:
 def test_config_identity_of_defaults_written_out_is_that_of_defaults_left_out() -> None:
     written = make_config(CONFIG.model_dump(), [], "test")
     assert key_of(written.identity()) == key_of(CONFIG.identity())
+
+
+@pytest.mark.parametrize("path", [path for path in FIELDS if path not in EXECUTION])
+def test_stage_keys_change_with_an_identity_field(
+    path: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    assert changed_keys(path) != []
+
+
+@pytest.mark.parametrize("path", sorted(EXECUTION))
+def test_stage_keys_are_blind_to_an_execution_field(
+    path: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    assert changed_keys(path) == []

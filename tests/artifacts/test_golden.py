@@ -9,11 +9,13 @@ import pyarrow as pa
 import pytest
 
 from artifacts import schemas
-from artifacts.manifests import Manifest, read_manifest
+from artifacts.manifests import Manifest, Ref, read_manifest
 from artifacts.runs import committed
 from artifacts.shards import read_shard, read_table
 from artifacts.store import Store
+from artifacts.verification import verify
 from stages.ledger import read_ledger
+from stages.update.snapshot import read_snapshot
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
 
@@ -21,12 +23,14 @@ PROMPTS = "prompts/56b48eac81921a3d"
 ROLLOUT = "iteration-000001/rollout/c14cf617ed4d030e"
 SCORES = "iteration-000001/score/4c6f42fa875a5740"
 UPDATE = "iteration-000001/update/9529f140f4837d02"
+POLICY = "policy/000001/59c27be76a433e82"
 
 DIGESTS = {
     PROMPTS: "76fd57432a80e38a3f3f7ecc744525a3604f972348cafa7d8b90399496ae1b22",
     ROLLOUT: "395df6a407f89173160af96b0e6dd9c139bb9827600736c402ff62a4bc4b5eb2",
     SCORES: "d7441c7d6236b6eed0473b24170521881c9c6e09151e99d79f75db0cfbf9a9c2",
     UPDATE: "6e14780e6c3a8da3fd62833c2e40e2bdde57e207f2998fba89c53f8d8ff22f05",
+    POLICY: "7f8444a0d28c79a4be80d7bf4a715f0aada5a19acea61ea00ac90a90b797f9bc",
 }
 
 SAMPLE_IDS = ["000001-00000-000", "000001-00000-001", "000001-00001-000", "000001-00001-001"]
@@ -49,11 +53,18 @@ def test_golden_manifest_opens_and_has_its_recorded_digest(golden: Store, folder
     assert len(read_ledger(golden, folder, manifest.provenance["ledger"])) == 1
 
 
+def test_golden_run_verifies(golden: Store) -> None:
+    found = verify(golden)
+    assert found.problems == []
+    assert found.manifests == len(DIGESTS)
+
+
 def test_golden_inputs_name_the_golden_manifests(golden: Store) -> None:
     found: dict[str, Manifest] = {folder: read_manifest(golden, folder) for folder in DIGESTS}
     assert found[ROLLOUT].inputs["prompts"].path == PROMPTS
     assert found[SCORES].inputs["rollout"].path == ROLLOUT
     assert found[UPDATE].inputs["scores"].path == SCORES
+    assert found[POLICY].inputs["update"].path == UPDATE
     for manifest in found.values():
         for ref in manifest.inputs.values():
             assert DIGESTS.get(ref.path, "c" * 64) == ref.digest
@@ -118,6 +129,18 @@ def test_golden_update_holds_what_was_written(golden: Store) -> None:
     assert advantages["advantage"].to_pylist() == [0.5, -0.5, None, 0.0]
     assert steps.to_pylist() == [{"step": 1, "name": "update/loss", "value": 0.125}]
     assert manifest.outcome == {"policy_version": 1, "weights_digest": "9" * 64}
+
+
+def test_golden_policy_holds_what_was_written(golden: Store) -> None:
+    snapshot = read_snapshot(golden, Ref(POLICY, DIGESTS[POLICY]))
+    assert snapshot.state == {"step": 1, "taken": 1}
+    for kind, scale in (("weights", 0.5), ("exp_avg", -0.25), ("exp_avg_sq", 0.125)):
+        tensors = snapshot.tensors[kind]
+        assert sorted(tensors) == ["embed.weight", "norm.weight"]
+        assert {array.dtype.name for array in tensors.values()} == {"float32"}
+        wanted = [[scale * n for n in row] for row in ([0, 1], [2, 3], [4, 5])]
+        assert tensors["embed.weight"].tolist() == wanted
+        assert tensors["norm.weight"].tolist() == [scale, scale]
 
 
 @pytest.mark.parametrize(

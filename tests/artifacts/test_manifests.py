@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from artifacts.errors import AlreadyExistsError, IntegrityError, NotCommittedError
+from artifacts.errors import (
+    AlreadyExistsError,
+    IntegrityError,
+    NotCommittedError,
+    StoreError,
+    UrlError,
+)
 from artifacts.keys import key_of
 from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
 from artifacts.runs import committed, is_committed, iterations
 from artifacts.store import Store
+from stages.ledger import read_ledger, write_ledger
 
 FOLDER = "iteration-000001/rollout/abc"
 PATH = f"{FOLDER}/manifest.json"
@@ -180,6 +187,67 @@ def test_manifest_changed_after_the_commit_is_refused_by_name(store: Store, chan
         read_manifest(store, FOLDER)
 
 
+ESCAPES = [
+    "../x",
+    "..",
+    "a/../../x",
+    "/etc/passwd",
+    "s3://other/x",
+    "file:///etc/passwd",
+    "a\\..\\x",
+    "a\0b",
+    "",
+    "a//b",
+    "a/",
+    7,
+    None,
+]
+
+
+def test_manifest_that_names_what_lies_elsewhere_is_refused_before_it_is_touched(
+    store: Store,
+) -> None:
+    write_manifest(store, FOLDER, MANIFEST)
+    for name in [*ESCAPES, "sub/shard-00000.d.arrow"]:
+        rewrite(store, lambda body, name=name: _redigested(body, "shards", 0, "name", name))
+        with pytest.raises(IntegrityError, match=PATH):
+            read_manifest(store, FOLDER)
+    rewrite(store, lambda body: _redigested(body, "shards", 0, "name", "shard-00000.d.arrow"))
+    for path in ESCAPES:
+        rewrite(store, lambda body, path=path: _redigested(body, "inputs", "policy", "path", path))
+        with pytest.raises(IntegrityError, match=PATH):
+            read_manifest(store, FOLDER)
+    rewrite(store, lambda body: _redigested(body, "inputs", "policy", "path", "policy/000000/x"))
+    assert read_manifest(store, FOLDER) == MANIFEST
+
+
+def _redigested(body: dict[str, Any], part: str, at: Any, field: str, value: Any) -> None:
+    body["content"][part][at][field] = value
+    body["digest"] = key_of(body["content"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rows", -1), ("bytes", "9"), ("rows", 1.5), ("mode", "pickle")]
+)
+def test_manifest_with_a_shard_that_is_no_record_of_one_is_refused(
+    store: Store, field: str, value: Any
+) -> None:
+    write_manifest(store, FOLDER, MANIFEST)
+    rewrite(store, lambda body: _redigested(body, "shards", 0, field, value))
+    with pytest.raises(IntegrityError, match=PATH):
+        read_manifest(store, FOLDER)
+
+
+def test_ledger_that_lies_elsewhere_is_refused(store: Store) -> None:
+    kept = write_ledger(store, FOLDER, [{"unit": "shard-00000"}])
+    assert [row["unit"] for row in read_ledger(store, FOLDER, kept)] == ["shard-00000"]
+    for name in ESCAPES:
+        with pytest.raises(IntegrityError, match=PATH):
+            read_ledger(store, FOLDER, {**kept, "name": name})
+    with pytest.raises(IntegrityError, match=PATH):
+        read_ledger(store, FOLDER, {"name": kept["name"]})
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b"\0" * 99])
 def test_manifest_that_is_no_manifest_is_refused_by_name(store: Store, data: bytes) -> None:
     store.put(PATH, data)
@@ -201,6 +269,9 @@ def test_manifest_other_than_the_one_named_is_refused(store: Store) -> None:
         IntegrityError("a/x", 40, 20, "rows"),
         AlreadyExistsError("a/x exists already"),
         NotCommittedError("a/x: not committed"),
+        StoreError("read", "s3://b/x", "TimeoutError", 110),
+        StoreError("read", "s3://b/x", "ClientError: gone"),
+        UrlError("no such protocol"),
     ],
 )
 def test_error_pickled_to_a_driver_says_the_same(error: Exception) -> None:

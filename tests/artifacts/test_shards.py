@@ -1,6 +1,7 @@
 """Shards: what was written comes back, or an error says which file is not what it should be."""
 
 import math
+import pickle
 
 import pyarrow as pa
 import pytest
@@ -209,3 +210,61 @@ def test_shard_name_that_leaves_its_folder_is_refused(tmp_path, name: str) -> No
     store = Store(str(tmp_path / "run"))
     with pytest.raises(ValueError, match="not a path inside"):
         read_file(store, "a/b", Shard(name, 0, 15, sha256(b"not of this run")))
+
+
+def with_metadata(table: pa.Table, **metadata: str) -> pa.Table:
+    encoded = {name.replace("_", ".").encode(): value for name, value in metadata.items()}
+    return table.replace_schema_metadata({**table.schema.metadata, **encoded})
+
+
+def test_shard_with_rows_of_a_later_version_is_refused_with_both_versions(store: Store) -> None:
+    later = str(schemas.ROWS_VERSION + 1)
+    table = with_metadata(rollouts(0, 5), ratchet_version=later)
+    shard = write_shard(store, FOLDER, 0, table)
+    words = rf"{shard.name} has rows of version {later}.*reads up to {schemas.ROWS_VERSION}"
+    # Not taken for a broken one, which would be made again in its place.
+    for read in (lambda: read_shard(store, FOLDER, shard), lambda: find_shards(store, FOLDER, [0])):
+        with pytest.raises(ValueError, match=words) as caught:
+            read()
+        assert not isinstance(caught.value, IntegrityError)
+
+
+def test_shard_with_a_version_that_is_no_number_is_refused(store: Store) -> None:
+    table = with_metadata(rollouts(0, 5), ratchet_version="newest")
+    shard = write_shard(store, FOLDER, 0, table)
+    with pytest.raises(IntegrityError, match="'newest'"):
+        read_shard(store, FOLDER, shard)
+
+
+class Witness:
+    """Says so, where it is unpickled."""
+
+    was_called = False
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return Witness.call, ()
+
+    @staticmethod
+    def call() -> str:
+        Witness.was_called = True
+        return "called"
+
+
+def test_shard_with_a_pickled_type_in_its_schema_is_read_without_unpickling_it(
+    store: Store,
+) -> None:
+    # What Arrow once unpickled on reading (CVE-2023-47248).
+    field = pa.field("sample_id", pa.string()).with_metadata(
+        {
+            "ARROW:extension:name": "arrow.py_extension_type",
+            "ARROW:extension:metadata": pickle.dumps(Witness()),
+        }
+    )
+    pickle.loads(pickle.dumps(Witness()))
+    assert Witness.was_called
+    Witness.was_called = False
+    table = pa.Table.from_arrays([pa.array(["s0"])], schema=pa.schema([field]))
+    shard = write_shard(store, FOLDER, 0, table)
+    chunk = read_shard(store, FOLDER, shard)["sample_id"].chunk(0)
+    assert getattr(chunk, "storage", chunk).to_pylist() == ["s0"]
+    assert not Witness.was_called

@@ -8,15 +8,31 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from artifacts.branches import BranchStore
-from artifacts.errors import AlreadyExistsError
+from artifacts.errors import AlreadyExistsError, UrlError
 from artifacts.store import Store
 from child import run_child, start_child
 
-ESCAPES = ["../x", "a/../../x", "a/..", "/etc/passwd", "s3://other/x", "file:///x", ".", "a//b"]
+ESCAPES = [
+    "../x",
+    "a/../../x",
+    "a/..",
+    "/etc/passwd",
+    "s3://other/x",
+    "file:///x",
+    ".",
+    "",
+    "a//b",
+    "a/",
+    "a\\..\\x",
+    "a\0b",
+    "a\nb",
+]
+CALLS = ["read", "put", "create", "exists", "size", "remove", "names"]
 
 
 @pytest.fixture
@@ -252,14 +268,50 @@ def test_store_of_relative_path_means_the_same_folder_in_another_one(tmp_path, m
     assert os.listdir(tmp_path / "there") == []
 
 
-@pytest.mark.parametrize("path", ESCAPES)
-@pytest.mark.parametrize("call", ["read", "put", "create", "exists", "size", "remove", "names"])
-def test_store_path_that_leaves_the_folder_is_refused(tmp_path, call: str, path: str) -> None:
+def test_store_path_that_leaves_the_folder_is_refused_by_every_backend(store: Store) -> None:
+    above, _, name = store.url.rpartition("/")
+    store.put("a/x", b"1")
+    for path in ESCAPES:
+        for call in CALLS:
+            if call == "names" and not path:
+                continue  # the run's own folder
+            arguments = (path, b"1") if call in ("put", "create") else (path,)
+            with pytest.raises(ValueError, match="not a path inside"):
+                getattr(store, call)(*arguments)
+    assert Store(above).names("") == [name]
+    assert store.names("") == ["a"]
+
+
+@pytest.mark.parametrize("name", ["a\\b", "tab\there"])
+def test_store_names_that_no_run_wrote_are_passed_over(tmp_path: Path, name: str) -> None:
     store = Store(str(tmp_path / "run"))
-    arguments = (path, b"1") if call in ("put", "create") else (path,)
-    with pytest.raises(ValueError, match="not a path inside"):
-        getattr(store, call)(*arguments)
-    assert os.listdir(tmp_path) == []
+    store.put("a/x", b"1")
+    (tmp_path / "run" / "a" / name).write_bytes(b"2")
+    assert store.names("a") == ["x"]
+
+
+def test_store_of_a_cloud_whose_package_is_missing_says_what_to_install() -> None:
+    output = run_child(OPEN_WITHOUT, "gs://bucket/run", "gcsfs")
+    assert "pip install 'ratchet-rl[gs]'" in output
+    assert "pip install 'ratchet-rl[az]'" in run_child(OPEN_WITHOUT, "az://box/run", "adlfs")
+    assert "pip install 'ratchet-rl[s3]'" in run_child(OPEN_WITHOUT, "s3://bucket/run", "s3fs")
+
+
+OPEN_WITHOUT = """
+import sys
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+from artifacts.errors import UrlError
+from artifacts.store import Store
+try:
+    Store(sys.argv[1])
+except UrlError as error:
+    print(error)
+"""
+
+
+def test_store_of_an_unknown_protocol_is_refused_by_name() -> None:
+    with pytest.raises(UrlError, match=r"gopher://x/run is no URL of a file system"):
+        Store("gopher://x/run")
 
 
 def test_store_sizes_are_those_of_every_file_below_and_of_no_other(store: Store) -> None:

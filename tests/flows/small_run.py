@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from artifacts import schemas
-from artifacts.manifests import Ref, Shard
+from artifacts.manifests import Ref, Shard, read_manifest
 from artifacts.runs import committed
 from artifacts.schemas import scores_schema
 from artifacts.shards import write_file, write_shard, write_table
@@ -19,6 +20,7 @@ from flows.revisions import Run
 from flows.session import Iteration, Session
 from stages.contract import Committed, Product, Work, find_or_make
 from stages.rollout.prompts import prompt_work
+from stages.update import snapshot
 from stages.update.trainers import policy_work
 
 PROMPTS, PER_PROMPT = 2, 4
@@ -96,11 +98,14 @@ def write_iteration(
 
 def write_rollout(store: Store, iteration: int, texts: Sequence[str]) -> Committed:
     """Two shards of samples, prompt by prompt."""
-    rows = [_sample(iteration, n, text) for n, text in enumerate(texts)]
+    policy = policy_before(store, iteration)
+    version, digest = _weights_of(store, policy)
+    rows = [
+        {**_sample(iteration, n, text), "policy_version": version, "policy_digest": digest}
+        for n, text in enumerate(texts)
+    ]
     tokens = sum(len(row["response_ids"]) for row in rows)
-    work = Work(
-        "rollouts", "rollout", 1, iteration, {}, {"policy": policy_before(store, iteration)}
-    )
+    work = Work("rollouts", "rollout", 1, iteration, {}, {"policy": policy})
     metrics = {"rollout/samples": len(rows), "rollout/response_tokens": tokens}
     return _commit(store, work, pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS), metrics)
 
@@ -130,25 +135,25 @@ def write_update(
     store: Store, iteration: int, rollout: Committed, scores: Committed, **metrics: float
 ) -> Committed:
     """An update that left the last sample out."""
+    policy = policy_before(store, iteration)
+    version, _ = _weights_of(store, policy)
     count = rollout.manifest.rows
     ids = [_sample_id(iteration, n) for n in range(count)]
     values = [*(float(n) for n in range(count - 1)), None]
     rows = [
-        {"sample_id": name, "advantage": a, "weight": float(a is not None), "step": iteration}
+        {"sample_id": name, "advantage": a, "weight": float(a is not None), "step": version + 1}
         for name, a in zip(ids, values, strict=True)
     ]
     advantages = pa.Table.from_pylist(rows, schema=schemas.ADVANTAGES)
-    inputs = {
-        "rollout": rollout.ref,
-        "scores": scores.ref,
-        "policy": policy_before(store, iteration),
-    }
+    step = {"step": version + 1, "name": "update/loss", "value": 0.5 / iteration}
+    steps = pa.Table.from_pylist([step], schema=schemas.STEPS)
+    inputs = {"rollout": rollout.ref, "scores": scores.ref, "policy": policy}
     work = Work("update", "update", 1, iteration, {}, inputs)
 
     def make() -> Product:
         shards = [
             write_table(store, work.folder, "advantages", advantages),
-            write_table(store, work.folder, "steps", schemas.STEPS.empty_table()),
+            write_table(store, work.folder, "steps", steps),
         ]
         values = {
             "update/loss": 0.5 / iteration,
@@ -157,8 +162,21 @@ def write_update(
             "update/trained_tokens": 3 * (count - 1),
         }
         named = {name.replace("__", "/"): value for name, value in metrics.items()}
-        outcome = {"policy_version": iteration, "weights_digest": f"{iteration:064x}"}
+        outcome = {"policy_version": version + 1, "weights_digest": f"{iteration:064x}"}
         return Product(shards, outcome, {**values, **named}, {"phases": {"steps": 0.25}})
+
+    return find_or_make(store, work, make)
+
+
+def write_snapshot(store: Store, update: Committed) -> Committed:
+    """The policy after ``update``: one weight, at 0."""
+    work = policy_work(update)
+    tensors = {kind: {"w": np.zeros(1, np.float32)} for kind in snapshot.KINDS}
+    step = int(update.manifest.outcome["policy_version"])
+
+    def make() -> Product:
+        state = snapshot.Snapshot(tensors, {"step": step, "taken": step})
+        return Product(snapshot.write_snapshot(store, work.folder, state))
 
     return find_or_make(store, work, make)
 
@@ -170,14 +188,12 @@ def policy_before(store: Store, iteration: int) -> Ref:
     return Ref("model", "0" * 64)
 
 
-def write_snapshot(store: Store, update: Committed) -> Committed:
-    """The policy after ``update``, as a file of nothing."""
-    work = policy_work(update)
-
-    def make() -> Product:
-        return Product([write_file(store, work.folder, "weights", "safetensors", b"w")])
-
-    return find_or_make(store, work, make)
+def _weights_of(store: Store, policy: Ref) -> tuple[int, str]:
+    """The version and the weights' digest of ``policy``."""
+    if policy.path == "model":
+        return 0, policy.digest
+    outcome = read_manifest(store, policy.path).outcome
+    return outcome["policy_version"], outcome["weights_digest"]
 
 
 def _commit(store: Store, work: Work, table: pa.Table, metrics: dict[str, float]) -> Committed:
@@ -219,6 +235,4 @@ def _sample(iteration: int, n: int, text: str) -> dict[str, Any]:
         "prompt_text": f"{n // PER_PROMPT}+1=",
         "ground_truth": f"0{n // PER_PROMPT + 1}",
         "extra": "{}",
-        "policy_version": iteration - 1,
-        "policy_digest": "0" * 64,
     }

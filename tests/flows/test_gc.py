@@ -236,10 +236,10 @@ def test_verify_counts_the_retired_apart_and_reads_what_is_to_be_there(store, ra
     gc(store, "last=1")
     found = verify(store)
     assert found.manifests == before.manifests == 12 * 3 + 4
-    assert (found.retired, found.files) == (11 * 3 + 3, 2 + 2 + 2 + 1)
+    assert (found.retired, found.files) == (11 * 3 + 3, 2 + 2 + 2 + 4)
     code, out, _ = ratchet("verify", store.url)
     assert code == 0
-    assert out.startswith("whole: 40 manifests, 7 files")
+    assert out.startswith("whole: 40 manifests, 10 files")
     assert "36 of the manifests retired" in out
 
 
@@ -480,8 +480,8 @@ def test_gc_interrupted_at_any_change_then_run_again_ends_where_one_run_ends(
 
     expected = Stopping(str(copy("undisturbed")), at=-1, is_done=False)
     gc(expected, "last=1")
-    # 3 needs snapshot 2 and iteration 3: two iterations of 2 + 2 + 2 shards and a snapshot go.
-    assert expected.num_changes == 2 * (3 + 6) + (1 + 1) + 1
+    # 3 needs snapshot 2 and iteration 3: two iterations of 2 + 2 + 2 shards go, a snapshot of 4.
+    assert expected.num_changes == 2 * (3 + 6) + (1 + 4) + 1
     for at in range(1, expected.num_changes + 1):
         url = str(copy(f"stopped-{at}"))
         with pytest.raises(Stopped):

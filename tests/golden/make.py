@@ -12,19 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from artifacts import schemas
-from artifacts.manifests import Manifest, Ref, Shard, write_manifest
+from artifacts.manifests import Manifest, Ref, Shard, read_manifest, write_manifest
 from artifacts.shards import write_shard, write_table
 from artifacts.store import Store
-from stages.contract import Work
+from stages.contract import Committed, Work
 from stages.ledger import write_ledger
 from stages.rollout.config import DataConfig, RolloutConfig
 from stages.rollout.prompts import prompt_work
 from stages.rollout.run import rollout_work
 from stages.score.config import RewardSpec
 from stages.update.config import UpdateConfig
+from stages.update.snapshot import KINDS, Snapshot, write_snapshot
+from stages.update.trainers import policy_work
 
 PROMPTS = [
     {
@@ -168,6 +171,20 @@ def make_update(store: Store, rollout: Ref, scores: Ref, policy: Ref) -> Ref:
     return commit(store, work, shards, ledger, outcome=outcome, metrics={"update/loss": 0.125})
 
 
+def make_policy(store: Store, update: Ref) -> Ref:
+    manifest = read_manifest(store, update.path, update.digest)
+    work = policy_work(Committed(update.path, manifest, was_reused=True))
+    tensors = {
+        kind: {
+            "embed.weight": np.arange(6, dtype=np.float32).reshape(3, 2) * scale,
+            "norm.weight": np.full(2, scale, np.float32),
+        }
+        for kind, scale in zip(KINDS, (0.5, -0.25, 0.125), strict=True)
+    }
+    shards = write_snapshot(store, work.folder, Snapshot(tensors, {"step": 1, "taken": 1}))
+    return commit(store, work, shards, ledger_of(store, work, 0), outcome=work.identity)
+
+
 def main(folder: str) -> None:
     if Path(folder).exists():
         sys.exit(f"{folder} exists, and a golden run is never made again: name a new folder")
@@ -176,7 +193,8 @@ def main(folder: str) -> None:
     prompts = make_prompts(store)
     rollout = make_rollout(store, prompts, policy)
     scores = make_scores(store, rollout)
-    for ref in (prompts, rollout, scores, make_update(store, rollout, scores, policy)):
+    update = make_update(store, rollout, scores, policy)
+    for ref in (prompts, rollout, scores, update, make_policy(store, update)):
         print(f"{ref.path} {ref.digest}")
 
 
