@@ -73,7 +73,7 @@ class PlainRolloutWorker(RolloutWorker):
     def __init__(
         self, name: str, model: str, policy: PolicyName, config: Any, context: int
     ) -> None:
-        self._name, self._held = name, policy
+        self._name, self._held, self._is_deterministic = name, policy, config.deterministic
         self._engine = PlainEngine(config.max_new_tokens)
 
 

@@ -34,13 +34,15 @@ def _norm(values: np.ndarray) -> float:
 
 
 def tensor_records(
-    weights: Mapping[str, tuple[str, np.ndarray]], norms: Mapping[str, float]
+    weights: Mapping[str, tuple[str, np.ndarray]], norms: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
     """A record for each tensor, by name. ``norms``: those that are known already."""
     # Hashing and summing let go of the interpreter's lock, so threads share them out.
     with ThreadPoolExecutor(4) as threads:
         return list(
-            threads.map(lambda n: tensor_record(n, weights[n], norms.get(n)), sorted(weights))
+            threads.map(
+                lambda n: tensor_record(n, weights[n], (norms or {}).get(n)), sorted(weights)
+            )
         )
 
 
