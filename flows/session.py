@@ -1,23 +1,24 @@
 """A run in the hands of this process: its store, its workers, and how far it has come.
 
-The three stage methods read as an iteration does. Each finds what is committed or makes it, so
-calling them again costs nothing and changes nothing. What :meth:`Session.recall` found is not
-looked for again: what is committed stays as it is.
+The three stage methods read as an iteration does: rollout and score, round by round, then update.
+Each finds what is committed or makes it, so calling them again costs nothing and changes nothing.
+What :meth:`Session.recall` found is not looked for again: what is committed stays as it is.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from artifacts.ahead import ReadAhead
 from artifacts.errors import IntegrityError
-from artifacts.manifests import Manifest, Ref
+from artifacts.manifests import Ref
+from artifacts.rounds import in_round
 from artifacts.runs import has_commit
 from artifacts.store import Store
+from flows.iteration import Iteration, Round, next_groups
+from flows.listener import Listener, Silent
 from flows.plan import Plan
-from flows.pools import Pools, reference_spec
+from flows.pools import Pools, reference_identity
 from flows.revisions import Run, plan_at
-from stages.contract import Committed, Progress, StageError, Work, find
+from stages.contract import Committed, StageError, Work, find
 from stages.rollout import run as rollout_stage
 from stages.rollout.engines import Engines
 from stages.rollout.prompts import PromptSet, prepare, prompt_work
@@ -30,47 +31,12 @@ from stages.update.trainers import is_rebuildable, policy_work
 _READ_AHEAD = 64
 
 
-class Report(Protocol):
-    """Where a session says what happens."""
-
-    def progress(self, stage: str, iteration: int) -> Progress:
-        """What a stage calls with its progress."""
-
-    def say(self, event: str, **fields: Any) -> None:
-        """One line."""
-
-    def stage(self, stage: str, iteration: int, manifest: Manifest, was_reused: bool) -> None:
-        """The line of a stage that has committed."""
-
-
-class Silent:
-    """A report that nobody reads."""
-
-    def progress(self, stage: str, iteration: int) -> Progress:
-        return lambda **_: None
-
-    def say(self, event: str, **fields: Any) -> None:
-        pass
-
-    def stage(self, stage: str, iteration: int, manifest: Manifest, was_reused: bool) -> None:
-        pass
-
-
-@dataclass
-class Iteration:
-    """What an iteration has committed so far."""
-
-    rollout: Committed | None = None
-    scores: Committed | None = None
-    update: Committed | None = None
-
-
 class Session:
     """See the module's docstring."""
 
-    def __init__(self, run: Run, report: Report | None = None, debug: bool = False) -> None:
+    def __init__(self, run: Run, report: Listener | None = None, debug: bool = False) -> None:
         self.run, self.plan, self.config, self.store = run, run.plan, run.plan.config, run.store
-        self.report: Report = report or Silent()
+        self.report: Listener = report or Silent()
         self.history: list[Committed] = []
         self.iterations: dict[int, Iteration] = {}
         self.pools = Pools(run.plan, debug)
@@ -93,58 +59,88 @@ class Session:
             self._prompts[work.key] = PromptSet(self.store, committed)
         return self._prompts[work.key]
 
-    def rollout(self, iteration: int) -> Committed:
-        """Sample the iteration's groups with the policy that the updates so far have made."""
-        work = self.rollout_work(iteration)
+    def rounds(self, iteration: int) -> Iterator[int]:
+        """Numbers of the iteration's rounds, from 1.
+
+        A round is to be sampled and scored before the next is asked for: what its scores hold
+        decides whether there is one.
+        """
+        number = 1
+        while self._groups(iteration, number):
+            yield number
+            number += 1
+
+    def open_round(self, iteration: int) -> int:
+        """The first of the iteration's rounds that isn't whole; the last where all are."""
+        number, made = 1, self._at(iteration).rounds
+        for number in self.rounds(iteration):
+            if number > len(made) or made[number - 1].scores is None:
+                break
+        return number
+
+    def rollout(self, iteration: int, number: int = 1) -> Committed:
+        """Sample a round's groups with the policy that the updates so far have made."""
+        work = self.rollout_work(iteration, number)
+        if seen := self._recalled(iteration, "rollout", number, work):
+            return seen
         policy = self.policy_name()
-        made = _same(self._at(iteration).rollout, work) or rollout_stage.run(
+        made = rollout_stage.run(
             self.store,
             work,
             self.prompts(iteration),
             policy,
             lambda: self._engines_with(policy),
-            self.report.progress("rollout", iteration),
+            self.report.progress("rollout", in_round(iteration, number)),
         )
-        self._at(iteration).rollout = made
+        self._at(iteration).rounds[number - 1 :] = [Round(made)]
         return made
 
-    def score(self, iteration: int) -> Committed:
-        """Reward the iteration's samples."""
-        work = self.score_work(iteration)
-        seen = _same(self._at(iteration).scores, work)
-        return seen or self._score(score_stage.run, iteration, work)
+    def score(self, iteration: int, number: int = 1) -> Committed:
+        """Reward a round's samples."""
+        seen = self._recalled(iteration, "score", number, self.score_work(iteration, number))
+        return seen or self._score(score_stage.run, iteration, number)
 
     def retry_errors(self, iteration: int) -> Committed:
-        """Reward those of the iteration's scored samples again whose reward failed."""
+        """Reward those of the iteration's scored samples again whose reward failed, round by round.
+
+        What follows a round is as its new scores say: another one may be due, or less of one.
+        """
         if self.recall(iteration).update is not None:
             raise StageError(
                 f"iteration {iteration} has been trained on as it was scored, and that stays: "
                 "branch from the iteration before it to train on other rewards"
             )
-        return self._score(score_stage.retry_errors, iteration, self.score_work(iteration))
+        made = []
+        for number in self.rounds(iteration):
+            is_whole = self._recall_round(iteration, number, self.store)
+            if number > 1 and not is_whole:
+                break
+            made.append(self._score(score_stage.retry_errors, iteration, number))
+        return made[-1]
 
-    def _score(self, how: Callable[..., Committed], iteration: int, work: Work) -> Committed:
+    def _score(self, how: Callable[..., Committed], iteration: int, number: int) -> Committed:
+        work, rollout = self.score_work(iteration, number), self._round(iteration, number).rollout
         made = how(
             self.store,
             work,
-            self._need(iteration, "rollout"),
+            rollout,
             self.config.score,
             lambda: self.pools.scorers,
-            self.report.progress("score", iteration),
+            self.report.progress("score", in_round(iteration, number)),
         )
-        self._at(iteration).scores = made
+        self._at(iteration).rounds[number - 1 :] = [Round(rollout, made)]
         return made
 
     def update(self, iteration: int) -> Committed:
         """Make the next policy. Its snapshot follows in :meth:`snapshot`."""
         work = self.update_work(iteration)
-        made = _same(self._at(iteration).update, work) or update_stage.run(
+        made = self._recalled(iteration, "update", 1, work) or update_stage.run(
             self.store,
             work,
             self.history,
-            self._need(iteration, "rollout").manifest.rows,
+            sum(made.rollout.manifest.rows for made in self._at(iteration).rounds),
             lambda: self.pools.trainers,
-            self.report.progress("update", iteration),
+            self.report.progress("update", str(iteration)),
         )
         self._at(iteration).update = made
         self.history.append(made)
@@ -212,14 +208,26 @@ class Session:
         prompts = self._prompt_work(iteration)
         if prompts.key not in self._prompts and find(store, prompts) is None:
             return seen
-        seen.rollout = find(store, self.rollout_work(iteration))
-        if seen.rollout:
-            seen.scores = score_stage.find_scores(store, self.score_work(iteration))
-        if seen.scores:
-            seen.update = find(store, self.update_work(iteration))
+        seen.rounds.clear()
+        for number in self.rounds(iteration):
+            if not self._recall_round(iteration, number, store):
+                return seen
+        seen.update = find(store, self.update_work(iteration))
         if seen.update and len(self.history) == iteration - 1:
             self.history.append(seen.update)
         return seen
+
+    def _recall_round(self, iteration: int, number: int, store: Store) -> bool:
+        """Remember a round as far as it is committed. Returns whether it is whole."""
+        rollout = find(store, self.rollout_work(iteration, number))
+        if rollout is None:
+            return False
+        rounds = self._at(iteration).rounds
+        rounds[number - 1 :] = [Round(rollout)]
+        scores = score_stage.find_scores(store, self.score_work(iteration, number))
+        if scores is not None:
+            rounds[-1] = Round(rollout, scores)
+        return scores is not None
 
     def recall_finished(self) -> int:
         """Remember every finished iteration, up to the first that is not; returns their count."""
@@ -250,8 +258,8 @@ class Session:
             return PolicyName(0, self.plan.model_digest)
         return PolicyName(len(self.history), self.history[-1].manifest.outcome["weights_digest"])
 
-    def rollout_work(self, iteration: int) -> Work:
-        """The description of an iteration's rollout; the iteration before is to be known."""
+    def rollout_work(self, iteration: int, number: int = 1) -> Work:
+        """The description of a round's rollout; all before it is to be known."""
         config = self.plan_at(iteration).config
         policy = self.history[iteration - 2].ref if iteration > 1 else self.base
         return rollout_stage.rollout_work(
@@ -261,26 +269,20 @@ class Session:
             config.seed,
             self.prompts(iteration).ref,
             policy,
-            self._start(iteration),
+            self._start(iteration, number),
+            self._groups(iteration, number),
+            number,
         )
 
-    def score_work(self, iteration: int) -> Work:
-        """The description of an iteration's scoring."""
+    def score_work(self, iteration: int, number: int = 1) -> Work:
+        """The description of a round's scoring."""
         plan = self.plan_at(iteration)
-        spec = reference_spec(plan)
-        reference = None
-        if spec is not None:
-            reference = {
-                "model": plan.model_digest,
-                "dtype": spec.dtype,
-                "temperature": spec.temperature,
-            }
         return score_stage.score_work(
             iteration,
             plan.config.score,
             plan.functions,
-            self._need(iteration, "rollout"),
-            reference,
+            self._round(iteration, number).rollout,
+            reference_identity(plan),
         )
 
     def update_work(self, iteration: int) -> Work:
@@ -292,11 +294,11 @@ class Session:
             config.score.on_null,
             config.rollout.temperature,
             config.total_steps,
-            self._need(iteration, "rollout"),
-            self._need(iteration, "scores"),
+            self._whole_rounds(iteration),
             self.history[iteration - 2].ref if iteration > 1 else self.base,
             self.plan_at(iteration).update_functions,
             self.history[iteration - 2] if iteration > 1 else None,
+            config.data.batch_size if config.rollout.fills_batch else None,
         )
 
     def _is_kept(self, iteration: int) -> bool:
@@ -309,25 +311,51 @@ class Session:
             plan.config.data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
         )
 
-    def _start(self, iteration: int) -> list[int]:
-        """Prompts drawn of each source where the iteration before ended; [] for none."""
-        before = self.iterations.get(iteration - 1)
-        if before is None or before.rollout is None:
+    def _start(self, iteration: int, number: int) -> list[int]:
+        """Prompts drawn of each source where the round before ended; [] for none."""
+        if number > 1:
+            before = self._round(iteration, number - 1)
+        elif iteration == 1 or self._takes_other_data(iteration):
             return []
-        if self.plan_at(iteration).data_digest != self.plan_at(iteration - 1).data_digest:
-            return []  # another data set is gone through from its beginning
+        else:
+            before = self._at(iteration - 1).rounds[-1]
         return list(before.rollout.manifest.outcome["next_positions"])
+
+    def _takes_other_data(self, iteration: int) -> bool:
+        """Whether the data is another than before, and gone through from its beginning."""
+        return self.plan_at(iteration).data_digest != self.plan_at(iteration - 1).data_digest
 
     def _at(self, iteration: int) -> Iteration:
         return self.iterations.setdefault(iteration, Iteration())
 
-    def _need(self, iteration: int, stage: str) -> Committed:
-        made: Committed | None = getattr(self._at(iteration), stage)
-        if made is None:
-            raise StageError(
-                f"iteration {iteration} has no committed {stage}: run that stage first"
-            )
-        return made
+    def _groups(self, iteration: int, number: int) -> range:
+        """Indices of the groups of a round; empty where there is no such round."""
+        before = self._at(iteration).rounds[: number - 1]
+        if len(before) < number - 1:
+            raise _missing(iteration, number - 1, "rollout")
+        return next_groups(self.plan_at(iteration).config, before)
+
+    def _recalled(self, iteration: int, stage: str, number: int, work: Work) -> Committed | None:
+        """What was recalled, where it is what ``work`` gives; what was made here is looked for."""
+        seen = self._at(iteration).outputs().get(in_round(stage, number))
+        is_same = seen is not None and seen.was_reused and seen.manifest.key == work.key
+        return seen if is_same else None
+
+    def _round(self, iteration: int, number: int) -> Round:
+        rounds = self._at(iteration).rounds
+        if number > len(rounds):
+            raise _missing(iteration, number, "rollout")
+        return rounds[number - 1]
+
+    def _whole_rounds(self, iteration: int) -> list[tuple[Ref, Ref]]:
+        """Rollout and scores of each round. Raises StageError where something is missing."""
+        refs = []
+        for number in self.rounds(iteration):
+            made = self._round(iteration, number)
+            if made.scores is None:
+                raise _missing(iteration, number, "scores")
+            refs.append((made.rollout.ref, made.scores.ref))
+        return refs
 
     def _engines_with(self, policy: PolicyName) -> Engines:
         engines = self.pools.engines
@@ -340,7 +368,6 @@ class Session:
         return engines
 
 
-def _same(seen: Committed | None, work: Work) -> Committed | None:
-    """What was recalled, where it is what ``work`` gives; what this session made is looked for."""
-    is_same = seen is not None and seen.was_reused and seen.manifest.key == work.key
-    return seen if is_same else None
+def _missing(iteration: int, number: int, what: str) -> StageError:
+    place = in_round(iteration, number)
+    return StageError(f"iteration {place} has no committed {what}: run that stage first")

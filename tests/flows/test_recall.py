@@ -104,7 +104,7 @@ def test_recall_of_an_iteration_with_a_lost_file_names_it(tmp_path: Path, iterat
     session, _ = resumed(tmp_path, 10)
     made = Session(session.run)
     made.recall_finished()
-    scores = made.iterations[iteration].scores
+    scores = made.iterations[iteration].rounds[0].scores
     assert scores is not None
     path = f"{scores.folder}/{scores.manifest.shards[1].name}"
     session.store.remove(path)
