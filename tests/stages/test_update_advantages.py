@@ -8,6 +8,7 @@ import torch
 import handmade
 import tiny
 from artifacts.errors import IntegrityError
+from artifacts.manifests import Ref
 from artifacts.shards import read_shard
 from artifacts.store import Store
 from stages.contract import StageError
@@ -91,6 +92,15 @@ def test_token_rewards_are_carried_from_the_scores_to_each_token(store):
             np.zeros(len(row)) if reward is None else reward + 0.25 * (n % 3 * (n > 0)) * steps
         )
         np.testing.assert_allclose(row, expected, atol=1e-12)
+
+
+def test_samples_of_another_model_than_the_one_to_be_updated_are_refused(store):
+    rollout, scores = handmade.commit_iteration(store, 1)
+    inputs = {**handmade.inputs_of(rollout, scores), "policy": Ref("model", "1" * 64)}
+    with pytest.raises(IntegrityError) as refused:
+        read_samples(store, inputs, UpdateConfig(), "drop_sample")
+    assert (refused.value.expected, refused.value.found) == ("1" * 64, "0" * 64)
+    assert refused.value.path == rollout.folder
 
 
 def test_microbatch_gives_each_token_its_own_advantage(store):
