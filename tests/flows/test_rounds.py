@@ -324,6 +324,13 @@ def test_status_of_a_run_killed_in_a_round_says_which(whole, folder, done, stage
         assert table["reward"].null_count == table.num_rows - scored
 
 
+def test_tasks_are_named_by_iteration_and_from_the_second_on_by_round():
+    from flows.train import rollout, score
+
+    assert rollout.task_run_name(parameters={"iteration": 3, "number": 1}) == "rollout-3"
+    assert score.task_run_name(parameters={"iteration": 3, "number": 2}) == "score-3.2"
+
+
 def test_metrics_of_an_iteration_are_those_of_its_rounds_together(whole):
     store = open_store(whole)
     made = read_iteration(store, 3)
