@@ -11,10 +11,15 @@ import pyarrow as pa
 import pytest
 
 from artifacts.branches import open_store
+from artifacts.collection import collect, plan_collection
 from artifacts.errors import IntegrityError
+from artifacts.keep_rules import parse_rule
+from artifacts.listing import walk
 from artifacts.manifests import FILE_NAME, Manifest, read_manifest, write_manifest
+from artifacts.retention import read_catalog, versions_within_reach
 from artifacts.runs import committed
 from artifacts.shards import read_shard, read_table, write_shard
+from artifacts.tombstones import is_retired
 from artifacts.verification import verify
 from flows.branch import branch
 from flows.export import export_policy
@@ -268,6 +273,25 @@ def test_run_by_rounds_is_verified_replayed_branched_and_exported(whole, folder)
     assert digests(f"{folder}/runs/rounds-child") == digests(whole)
     export_policy(config_of(whole, []), str(folder / "exported"), 3, debug=True)
     assert (folder / "exported" / "model.safetensors").exists()
+
+
+def test_gc_keeps_every_round_that_a_kept_policy_is_rebuilt_from(whole, folder):
+    with session("run=thinned", *ROUNDS) as made:
+        train(made, until=3)
+    store = open_store(f"{folder}/runs/thinned")
+    # Policy 3: from the snapshot after 2, and the three rounds of iteration 3.
+    collect(store, plan_collection(store, [parse_rule("last=1")]))
+    kept = [out for i in (1, 2, 3) for out in read_iteration(store, i).outputs().values()]
+    retired = [output.folder for output in kept if is_retired(store, output.folder)]
+    assert len(kept) == 5 + 5 + 7
+    assert all(folder.startswith(("iteration-000001", "iteration-000002")) for folder in retired)
+    assert len(retired) == 10
+    with session("run=thinned", *ROUNDS) as made:
+        assert made.recall_finished() == 3
+        train(made)
+    assert digests(store.url) == digests(whole)
+    values = versions_within_reach(read_catalog(open_store(whole), walk(open_store(whole))))
+    assert values[3]["rollout/samples"] == 15
 
 
 def test_verify_names_an_update_whose_rounds_are_in_another_order(whole, folder):

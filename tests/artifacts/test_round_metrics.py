@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from artifacts.manifests import Manifest, Shard
+from artifacts.round_metrics import over_rounds
 from artifacts.schemas import scores_schema
-from flows.round_metrics import over_rounds
 from stages.score.run import reward_metrics
 
 
