@@ -56,7 +56,8 @@ def _weight(name: str, made: Manifest) -> float:
     if name == "rollout/sampled_logprob_mean":
         return float(metrics["rollout/response_tokens"] or 0)
     if name.startswith("reward/") and not name.endswith("_share"):
-        return made.rows * (1 - (metrics.get("score/null_share") or 0.0))
+        own = f"{name.removesuffix('_std')}_null_share"
+        return made.rows * (1 - (metrics.get(own, metrics.get("score/null_share")) or 0.0))
     return float(made.rows)
 
 

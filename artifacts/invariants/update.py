@@ -1,4 +1,4 @@
-"""Updates: advantages of the samples of all rounds, and optimizer steps that go on from the policy."""
+"""Updates: advantages of all rounds' samples, and optimizer steps that go on from the policy."""
 
 from collections.abc import Iterator, Sequence
 

@@ -304,7 +304,7 @@ def test_verify_names_an_update_whose_rounds_are_in_another_order(whole, folder)
     store.remove(f"{path}/{FILE_NAME}")
     write_manifest(store, path, Manifest(**{**vars(manifest), "inputs": inputs}))
     problems = [problem for problem in verify(store).problems if problem.startswith(path)]
-    assert problems == [f"{path}: its samples are not those of its rollouts, round by round"]
+    assert problems == [f"{path}: its samples are not those of its rollout, in order"]
 
 
 def test_status_adds_up_rounds_in_a_line_and_lists_them_as_json(whole, capsys):
