@@ -37,6 +37,9 @@ from tiny_run import digests, session, stages, train
 
 TELLING = (2, 3, 5, 6, 9)
 REWARDS = f"""
+from pathlib import Path
+
+
 def telling(sample_id, n, **row):
     return float(sample_id[-3:]) if n in {TELLING} else 1.0
 
@@ -48,6 +51,12 @@ def flat(**row):
 def gappy(sample_id, n, **row):
     if n == 2 and sample_id.endswith("000"):
         return None
+    return telling(sample_id, n)
+
+
+def fragile(sample_id, n, **row):
+    if n == 3 and Path("broken").exists():
+        raise RuntimeError("the checker is down")
     return telling(sample_id, n)
 """
 ROUNDS = (
@@ -261,6 +270,31 @@ def test_stages_run_one_by_one_go_through_the_rounds(whole, folder, capsys):
     ]
     ours = digests(f"{folder}/runs/alone")
     assert ours == {place: found for place, found in digests(whole).items() if place[0] == 1}
+
+
+def test_round_whose_errors_are_tried_again_decides_anew_what_follows_it(folder):
+    fragile = (
+        *(*ROUNDS, "run=fragile", "iterations=2"),
+        *("score.rewards=[{fn: 'graded.py:fragile'}]", "score.max_error_share=1"),
+    )
+    (folder / "broken").touch()
+    with session(*fragile) as made:
+        for number in made.rounds(1):
+            made.rollout(1, number)
+            made.score(1, number)
+    store = open_store(f"{folder}/runs/fragile")
+    # Row 3 is null, so that row 4 was drawn in its place.
+    assert drawn(store, 1) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)], [(0, 4)]]
+    (folder / "broken").unlink()
+    run_stage(config_of(store.url, []), "score", 1, debug=True, retry_errors=True)
+    with session(*fragile) as made:
+        train(made)
+    assert {i: drawn(store, i) for i in (1, 2)} == {i: DRAWN[i] for i in (1, 2)}
+    assert metrics(store.url, 1)["update/short_groups"] == 0
+    with session(*fragile) as made:
+        assert made.recall_finished() == 2
+    with pytest.raises(StageError, match="has been trained on as it was scored"):
+        run_stage(config_of(store.url, []), "score", 1, debug=True, retry_errors=True)
 
 
 def test_run_by_rounds_is_verified_replayed_branched_and_exported(whole, folder):
