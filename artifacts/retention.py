@@ -12,6 +12,8 @@ from functools import cached_property
 from artifacts.keep_rules import Versions
 from artifacts.manifests import FILE_NAME, Manifest, read_manifest
 from artifacts.pins import Pin
+from artifacts.round_metrics import over_rounds
+from artifacts.rounds import inputs_to_rounds, read_folders
 from artifacts.store import Store
 from artifacts.tombstones import FILE_NAME as TOMBSTONE
 
@@ -67,9 +69,9 @@ def is_commit(path: str) -> bool:
 
 
 def iteration_of(catalog: Catalog, update: str) -> set[str]:
-    """Folders of an update and of what it was made from: its rollout and its scores."""
+    """Folders of an update and of what it was made from: its rollouts and their scores."""
     inputs = catalog.manifests[update].inputs
-    made = {update, inputs["rollout"].path, inputs["scores"].path}
+    made = {update, *read_folders(inputs)}
     return made & catalog.manifests.keys()
 
 
@@ -80,7 +82,7 @@ def rebuild_path(catalog: Catalog, update: str) -> set[str] | None:
         if snapshot := catalog.snapshots.get(update):
             return path | {snapshot}
         inputs = catalog.manifests[update].inputs
-        if {inputs["rollout"].path, inputs["scores"].path} & catalog.retired:
+        if read_folders(inputs) & catalog.retired:
             return None
         path |= iteration_of(catalog, update)
         if inputs["policy"].path == "model":
@@ -95,11 +97,20 @@ def versions_within_reach(catalog: Catalog) -> Versions:
         version: {
             name: value
             for update in catalog.updates[version]
-            for folder in sorted(iteration_of(catalog, update))
-            for name, value in catalog.manifests[folder].metrics.items()
+            for name, value in metrics_of(catalog, update).items()
         }
         for version in rebuildable(catalog)
     }
+
+
+def metrics_of(catalog: Catalog, update: str) -> dict[str, float | None]:
+    """The metrics of the iteration of ``update``: over its rounds, and the update's own."""
+    made = catalog.manifests[update]
+    metrics: dict[str, float | None] = {}
+    for refs in zip(*inputs_to_rounds(made.inputs), strict=True):
+        rounds = [catalog.manifests[r.path] for r in refs if r.path in catalog.manifests]
+        metrics |= over_rounds(rounds) if rounds else {}
+    return {**metrics, **made.metrics}
 
 
 def rebuildable(catalog: Catalog) -> list[int]:

@@ -61,7 +61,7 @@ ADVANTAGES = _schema(
         ("sample_id", pa.string(), "the sample"),
         ("advantage", pa.float64(), "mean of its sampled tokens; null where it was left out"),
         ("weight", pa.float64(), "1 where the sample entered the step's counts, else 0"),
-        ("step", pa.int64(), "the optimizer step that used it, from 1 over the whole run"),
+        ("step", pa.int64(), "the optimizer step that had it, from 1 over the run; null for none"),
         ("token_advantages", _DOUBLES, "one a response token where they differ, else null"),
         ("token_returns", _DOUBLES, "what the critic learns, one a response token, else null"),
     ],

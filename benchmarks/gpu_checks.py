@@ -74,7 +74,6 @@ def gap_to_base(config: Any, iteration: int, count: int = 32) -> float:
     import numpy as np
     import torch
 
-    from artifacts.manifests import Ref
     from artifacts.runs import committed
     from artifacts.store import Store
     from stages.logprobs import LogprobModel
@@ -83,11 +82,8 @@ def gap_to_base(config: Any, iteration: int, count: int = 32) -> float:
     from stages.update.samples import read_samples
 
     store, device = Store(config.url), device_of_this_process()
-    refs = []
-    for stage in ("rollout", "score"):
-        folder, manifest = committed(store, iteration, stage)[-1]
-        refs.append(Ref(folder, manifest.digest))
-    samples = read_samples(store, *refs, config.update, config.score.on_null)
+    _, update = committed(store, iteration, "update")[-1]
+    samples = read_samples(store, update.inputs, config.update, config.score.on_null)
     model = load_causal_lm(config.model, getattr(torch, config.update.dtype)).to(device)
     with torch.no_grad():
         batch = pack(samples.sequences[:count], device)

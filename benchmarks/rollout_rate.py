@@ -83,7 +83,8 @@ def round_work(iteration: int, args: argparse.Namespace, prompts: Committed) -> 
         0,
         prompts.ref,
         Ref("model", "base"),
-        (iteration - 1) * args.prompts,
+        [(iteration - 1) * args.prompts],
+        range(args.prompts),
     )
 
 

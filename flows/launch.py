@@ -70,10 +70,14 @@ def _make(session: Session, name: str, iteration: int, retry_errors: bool) -> Co
     session.recall_all(before=iteration)
     session.recall(iteration)
     del session.history[iteration - 1 :]
-    made: Committed = getattr(session, "retry_errors" if retry_errors else name)(iteration)
     if name == "update":
+        made = session.update(iteration)
         session.snapshot(iteration)
-    return made
+        return made
+    if retry_errors:
+        return session.retry_errors(iteration)
+    work = session.rollout if name == "rollout" else session.score
+    return work(iteration, session.open_round(iteration))
 
 
 def _use_local_storage() -> None:

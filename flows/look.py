@@ -11,11 +11,9 @@ from artifacts.branches import open_store
 from artifacts.runs import iterations
 from artifacts.store import Store
 from flows.config import UserError
+from flows.iteration import read_iteration
 from flows.samples import join_iteration, shown_columns
-from flows.session import Iteration
-from flows.status import newest
 from flows.tables import fits, print_block, print_table
-from stages.contract import Committed
 
 _TEXTS = {"prompt_text": "prompt", "text": "response", "ground_truth": "truth", "error": "error"}
 _TEXT_LIMIT = 1200
@@ -67,15 +65,10 @@ def _iteration_table(store: Store, url: str, iteration: int | None) -> tuple[int
         raise UserError(f"there is no rollout at {url!r}: give the folder or URL of a run")
     wanted = found if iteration is None else [iteration]
     for number in reversed(wanted):
-        made = Iteration(*(_committed(store, number, s) for s in ("rollout", "score", "update")))
-        if made.rollout is not None:
+        made = read_iteration(store, number)
+        if made.rounds:
             return number, join_iteration(store, made)
     raise UserError(f"iteration {wanted[-1]} has no committed rollout; the newest is {found[-1]}")
-
-
-def _committed(store: Store, iteration: int, stage: str) -> Committed | None:
-    found = newest(store, iteration, stage)
-    return Committed(*found, was_reused=True) if found else None
 
 
 def _print_sample(row: dict[str, Any]) -> None:

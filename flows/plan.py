@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts.keys import canonical, key_of
 from flows.config import Config, UserError
+from flows.iteration import next_groups
 from flows.loss_checks import check_loss
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
@@ -33,7 +34,7 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Samples an iteration."""
+        """Samples that an iteration trains on."""
         return self.config.data.batch_size * self.config.rollout.samples_per_prompt
 
     @property
@@ -69,7 +70,7 @@ class Plan:
     def table(self) -> list[tuple[str, str, str]]:
         """Derived sizes: what, how much, from what."""
         config = self.config
-        shards = -(-config.data.batch_size // config.rollout.prompts_per_shard)
+        shards = -(-len(next_groups(config, [])) // config.rollout.prompts_per_shard)
         minibatch = config.data.batch_size // config.update.minibatches
         return [
             (
@@ -77,7 +78,12 @@ class Plan:
                 str(self.samples),
                 "data.batch_size × rollout.samples_per_prompt",
             ),
-            ("shards an iteration", str(shards), "data.batch_size / rollout.prompts_per_shard"),
+            *round_rows(config),
+            (
+                "shards a round" if config.rollout.fills_batch else "shards an iteration",
+                str(shards),
+                "prompts drawn / rollout.prompts_per_shard",
+            ),
             (
                 "shards an engine",
                 f"{shards / config.resources.rollout.engines:g}",
@@ -164,7 +170,7 @@ def check_sizes(config: Config) -> None:
             f"take {prompts - prompts % steps or steps} or "
             f"{prompts + steps - prompts % steps} prompts"
         )
-    shards = -(-prompts // config.rollout.prompts_per_shard)
+    shards = -(-len(next_groups(config, [])) // config.rollout.prompts_per_shard)
     engines = config.resources.rollout.engines
     if engines > shards:
         raise UserError(
@@ -205,6 +211,12 @@ def check_advantage(config: Config) -> None:
             f"update.overlong_buffer_tokens {update.overlong_buffer_tokens} is more than "
             f"rollout.max_new_tokens {rollout.max_new_tokens}: take a part of it"
         )
+    if rollout.fills_batch and update.zero_spread == "keep":
+        raise UserError(
+            f"rollout.max_rounds {rollout.max_rounds} and oversample {rollout.oversample:g} fill "
+            "the batch with groups whose rewards differ, and update.zero_spread=keep keeps the "
+            "others too: set update.zero_spread=drop"
+        )
     check_reward_kl(config, estimator)
 
 
@@ -223,7 +235,7 @@ def check_reward_kl(config: Config, estimator: Estimator) -> None:
             f"update.reward_kl_target is {update.reward_kl_target:g}, and reward_kl_coef 0 stays "
             "0 whatever is measured: give the coefficient to start from"
         )
-    samples = config.data.batch_size * config.rollout.samples_per_prompt
+    samples = most_groups(config) * config.rollout.samples_per_prompt
     if not keeps_kl_coef_positive(samples, update.reward_kl_horizon):
         raise UserError(
             f"update.reward_kl_horizon {update.reward_kl_horizon} is too short for an iteration "
@@ -251,6 +263,31 @@ def check_template(config: Config) -> None:
             f"data.template is chat, and model {config.model!r} has no chat template: "
             "set data.template=plain, or add chat_template.jinja to the model's folder"
         )
+
+
+def most_groups(config: Config) -> int:
+    """Groups that an iteration can draw at most: a whole batch in every round."""
+    return config.rollout.max_rounds * len(next_groups(config, []))
+
+
+def round_rows(config: Config) -> list[tuple[str, str, str]]:
+    """Rows of the plan about rounds, where rounds fill the batch."""
+    rollout, first = config.rollout, len(next_groups(config, []))
+    if not rollout.fills_batch:
+        return []
+    most = most_groups(config)
+    return [
+        (
+            "rounds an iteration",
+            "1" if rollout.max_rounds == 1 else f"1 to {rollout.max_rounds}",
+            "until data.batch_size groups have rewards that differ",
+        ),
+        (
+            "prompts drawn an iteration",
+            str(first) if first == most else f"{first} to {most}",
+            "those missing × rollout.oversample, a round",
+        ),
+    ]
 
 
 def run_key(plan: Plan) -> str:

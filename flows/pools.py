@@ -3,6 +3,7 @@
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from flows.plan import Plan
 from stages.rollout.engines import Engines
@@ -99,6 +100,14 @@ def reference_spec(plan: Plan) -> ReferenceSpec | None:
         config.rollout.temperature,
         config.update.max_tokens_per_rank,
     )
+
+
+def reference_identity(plan: Plan) -> dict[str, Any] | None:
+    """What of the reference model's pass changes its log-probs."""
+    spec = reference_spec(plan)
+    if spec is None:
+        return None
+    return {"model": plan.model_digest, "dtype": spec.dtype, "temperature": spec.temperature}
 
 
 def _share(count: int) -> int:

@@ -8,11 +8,12 @@ import math
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from artifacts.keys import sha256
 from artifacts.manifests import Manifest
+from artifacts.round_metrics import over_rounds
 from flows.plan import Plan
 
 _LEGAL = re.compile(r"[\w.\- :/]+")
@@ -46,16 +47,22 @@ worst to best; `manifests/` has what each stage committed: inputs, files and dig
 """
 
 
-def metrics_of(manifests: Mapping[str, Manifest]) -> dict[str, float]:
-    """An iteration's metrics: what stages committed, the seconds they took, their speed."""
+def metrics_of(stages: Mapping[str, Sequence[Manifest]]) -> dict[str, float]:
+    """An iteration's metrics: what stages committed, the seconds they took, their speed.
+
+    Args:
+        stages: each stage's manifests, one a round.
+    """
     metrics: dict[str, float] = {}
-    for stage, manifest in manifests.items():
-        metrics |= {name: v for name, v in manifest.metrics.items() if v is not None}
-        seconds = manifest.provenance["seconds"]
+    for stage, rounds in stages.items():
+        metrics |= {name: v for name, v in over_rounds(rounds).items() if v is not None}
+        seconds = sum(made.provenance["seconds"] for made in rounds)
         metrics[f"seconds/{stage}"] = seconds
-        for phase, value in manifest.provenance.get("phases", {}).items():
-            metrics[f"seconds/{stage}_{phase}"] = value
-        tokens = num_tokens(manifest)
+        for made in rounds:
+            for phase, value in made.provenance.get("phases", {}).items():
+                name = f"seconds/{stage}_{phase}"
+                metrics[name] = metrics.get(name, 0.0) + value
+        tokens = sum(num_tokens(made) or 0 for made in rounds)
         if tokens and seconds > 0:
             metrics[f"{stage}/tokens_per_second"] = tokens / seconds
     return dict(sorted(metrics.items(), key=lambda item: _rank(item[0])))

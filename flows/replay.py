@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from artifacts.manifests import Manifest, Ref, read_manifest
+from artifacts.rounds import read_folders
 from artifacts.runs import is_committed
 from artifacts.shards import read_shard
 from artifacts.store import Store
@@ -80,7 +81,7 @@ def replay(url: str, iteration: int, overrides: Sequence[str] = (), debug: bool 
         raise UserError(f"run {url} has finished {finished} iterations: {iteration} is not one")
     update = session.history[iteration - 1]
     inputs = update.manifest.inputs
-    for folder in (update.folder, inputs["rollout"].path, inputs["scores"].path):
+    for folder in (update.folder, *sorted(read_folders(inputs))):
         refuse_retired(session.store, folder)
     config = _laid_out(session.config, update.manifest, overrides)
     session = Session(open_run(make_plan(config)), report, debug)

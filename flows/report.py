@@ -56,7 +56,7 @@ class Report:
         if self._bars is None or event not in _DETAILS:
             log.info(_line(event, fields))
 
-    def stage(self, stage: str, iteration: int, manifest: Manifest, was_reused: bool) -> None:
+    def stage(self, stage: str, place: str, manifest: Manifest, was_reused: bool) -> None:
         """The line of a stage that has committed."""
         seconds, tokens = manifest.provenance["seconds"], num_tokens(manifest)
         metrics = {
@@ -66,7 +66,7 @@ class Report:
         }
         self.say(
             stage,
-            iteration=iteration,
+            iteration=place,
             samples=num_samples(manifest),
             seconds=f"{seconds:.2f}",
             tokens=tokens,
@@ -75,9 +75,12 @@ class Report:
             state="reused" if was_reused else None,
         )
 
-    def progress(self, stage: str, iteration: int) -> Callable[..., None]:
-        """What a stage calls with ``total``, ``samples``, ``tokens`` and ``shard``."""
-        return _StageProgress(self, self._bars, stage, iteration)
+    def progress(self, stage: str, place: str) -> Callable[..., None]:
+        """What a stage calls with ``total``, ``samples``, ``tokens`` and ``shard``.
+
+        ``place`` is its iteration, and from the second round on, its round: ``3``, ``3.2``.
+        """
+        return _StageProgress(self, self._bars, stage, place)
 
     def close(self) -> None:
         """Take the bars away."""
@@ -88,9 +91,9 @@ class Report:
 class _StageProgress:
     """One stage's bar, or where there is none, a line from time to time."""
 
-    def __init__(self, report: Report, bars: Progress | None, stage: str, iteration: int) -> None:
+    def __init__(self, report: Report, bars: Progress | None, stage: str, place: str) -> None:
         self._report, self._bars = report, bars
-        self._stage, self._iteration = stage, iteration
+        self._stage, self._place = stage, place
         self._bar: Any = None
         self._total = self._samples = self._tokens = 0
         self._start = self._said = time.monotonic()
@@ -109,7 +112,7 @@ class _StageProgress:
         # A committed shard's tokens have been counted sample by sample.
         self._tokens += tokens if shard is None else 0
         if shard is not None:
-            log.debug("%s iteration=%d shard=%d", self._stage, self._iteration, shard)
+            log.debug("%s iteration=%s shard=%d", self._stage, self._place, shard)
         if self._bars is None:
             self._say_from_time_to_time()
         else:
@@ -121,14 +124,12 @@ class _StageProgress:
         self._report.say(
             "start",
             stage=self._stage,
-            iteration=self._iteration,
+            iteration=self._place,
             samples=total,
             shards_found=found or None,
         )
         if self._bars is not None and total:
-            self._bar = self._bars.add_task(
-                f"{self._stage} {self._iteration}", total=total, rate=""
-            )
+            self._bar = self._bars.add_task(f"{self._stage} {self._place}", total=total, rate="")
 
     def _move(self) -> None:
         if self._bars is None or self._bar is None:
@@ -145,7 +146,7 @@ class _StageProgress:
             self._report.say(
                 "working",
                 stage=self._stage,
-                iteration=self._iteration,
+                iteration=self._place,
                 samples=f"{self._samples}/{self._total}",
                 tokens=self._tokens or None,
                 **{"tokens/s": self._rate() or None},

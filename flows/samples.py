@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from artifacts.shards import read_shard, read_table
 from artifacts.store import Store
-from flows.session import Iteration
+from flows.iteration import Iteration, Round
 
 # What a reader compares stands together: they see four or five columns at once.
 _SHOWN = ("reward", "prompt_text", "text", "ground_truth", "advantage", "tokens", "finish_reason")
@@ -15,19 +15,29 @@ _TEXT_LIMIT = 2000
 
 
 def join_iteration(store: Store, made: Iteration) -> pa.Table:
-    """Rollouts, and where they are committed, scores and advantages: one row a sample."""
-    if made.rollout is None:
+    """Rollouts, and where they are committed, scores and advantages: one row a sample.
+
+    Rounds follow each other. Of one that is not scored yet, those columns are null.
+    """
+    if not made.rounds:
         raise ValueError("the iteration has no committed rollout")
-    table = read_table(store, made.rollout.folder, made.rollout.manifest)
-    if made.scores is not None:
-        scores = read_table(store, made.scores.folder, made.scores.manifest)
-        table = _beside(table, scores, leave_out={"sample_id", "group_id"})
+    rounds = [_join_round(store, each, number) for number, each in enumerate(made.rounds, start=1)]
+    table = pa.concat_tables(rounds, promote_options="default")
     if made.update is not None:
         (shard,) = (s for s in made.update.manifest.shards if s.name.startswith("advantages."))
         advantages = read_shard(store, made.update.folder, shard)
         table = _beside(table, advantages, leave_out={"sample_id"})
     tokens = pc.list_value_length(table["response_ids"])
     return table.append_column("tokens", tokens)
+
+
+def _join_round(store: Store, made: Round, number: int) -> pa.Table:
+    table = read_table(store, made.rollout.folder, made.rollout.manifest)
+    table = table.append_column("round", pa.repeat(pa.scalar(number, pa.int32()), table.num_rows))
+    if made.scores is not None:
+        scores = read_table(store, made.scores.folder, made.scores.manifest)
+        table = _beside(table, scores, leave_out={"sample_id", "group_id"})
+    return table
 
 
 def _beside(left: pa.Table, right: pa.Table, leave_out: set[str]) -> pa.Table:

@@ -3,17 +3,18 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from artifacts.attempts import read_attempts
 from artifacts.branches import open_store
 from artifacts.manifests import Manifest
-from artifacts.runs import committed, is_committed, iterations, read_record
+from artifacts.rounds import in_round
+from artifacts.runs import is_committed, iterations, read_record
 from artifacts.store import Store
 from artifacts.tombstones import is_retired
-from flows.config import UserError
-from flows.plan import Plan
+from flows.config import Config, UserError
+from flows.iteration import Iteration, next_groups, read_iteration
 from flows.revisions import plan_at, read_revisions
 from flows.tables import print_table
 
@@ -31,9 +32,9 @@ def run_status(url: str) -> dict[str, Any]:
         raise UserError(f"there is no run at {url!r}: give the folder or URL that holds run.json")
     revisions = read_revisions(store)
     rows = [
-        _stage_row(store, plan_at(revisions, i), i, stage)
-        for i in iterations(store)
-        for stage in STAGES
+        row
+        for iteration in iterations(store)
+        for row in _iteration_rows(store, plan_at(revisions, iteration).config, iteration)
     ]
     planned = revisions[-1].plan.config.iterations
     updates = sum(row["stage"] == "update" and row["state"] == "committed" for row in rows)
@@ -44,19 +45,8 @@ def run_status(url: str) -> dict[str, Any]:
         "is_complete": updates >= planned,
         "snapshots": snapshots(store),
         "tracking": tracking_record(store),
-        "stages": [row for row in rows if row["state"] != "absent"],
+        "stages": rows,
     }
-
-
-def newest(store: Store, iteration: int, stage: str) -> tuple[str, Manifest] | None:
-    """Folder and manifest of the stage's latest commit in ``iteration``.
-
-    Where there are several, one whose files ``ratchet gc`` retired comes last.
-    """
-    found = committed(store, iteration, stage)
-    if len(found) > 1:
-        found = [pair for pair in found if not is_retired(store, pair[0])] or found
-    return max(found, key=lambda pair: pair[1].provenance.get("end", 0.0)) if found else None
 
 
 def snapshots(store: Store) -> list[int]:
@@ -80,39 +70,69 @@ def tracking_record(store: Store) -> dict[str, Any] | None:
         return None
 
 
-def _stage_row(store: Store, plan: Plan, iteration: int, stage: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"iteration": iteration, "stage": stage, "state": "absent"}
-    if found := newest(store, iteration, stage):
-        folder, manifest = found
-        kept = {"folder": folder, "is_retired": is_retired(store, folder)}
-        return row | {"state": "committed", **kept, **_facts(manifest)}
+def _iteration_rows(store: Store, config: Config, iteration: int) -> list[dict[str, Any]]:
+    """A row for each stage of each round that is committed, and for the one that is begun."""
+    made = read_iteration(store, iteration)
+    rows = [
+        {
+            **_place(iteration, name),
+            "state": "committed",
+            "folder": output.folder,
+            "is_retired": is_retired(store, output.folder),
+            **_facts(output.manifest),
+        }
+        for name, output in made.outputs().items()
+    ]
+    name = _begun_stage(config, made)
+    row = _partial_row(store, iteration, name.partition(".")[0]) if name else None
+    if row is None:
+        return rows
+    return [*rows, {**_place(iteration, name), **row, "of": _num_shards(config, made, name)}]
+
+
+def _place(iteration: int, name: str) -> dict[str, Any]:
+    """Where a row belongs; ``name`` is a stage in a round, such as ``score.2``."""
+    stage, _, number = name.partition(".")
+    return {"iteration": iteration, "stage": stage, "round": int(number or 1)}
+
+
+def _begun_stage(config: Config, made: Iteration) -> str:
+    """The stage, and its round, that follows what is committed; empty where nothing does."""
+    count = len(made.rounds)
+    if made.update is not None:
+        return ""
+    if made.rounds and made.rounds[-1].scores is None:
+        return in_round("score", count)
+    return in_round("rollout", count + 1) if next_groups(config, made.rounds) else "update"
+
+
+def _partial_row(store: Store, iteration: int, stage: str) -> dict[str, Any] | None:
+    """What lies of a stage that is begun and not committed; None where nothing does."""
     parent = f"iteration-{iteration:06d}/{stage}"
-    begun = [f"{parent}/{name}" for name in store.names(parent)]
+    folders = [f"{parent}/{name}" for name in store.names(parent)]
+    begun = [folder for folder in folders if not is_committed(store, folder)]
     if not begun:
-        return row
+        return None
     # Of several keys' folders, the one that was begun last.
     tries = {folder: read_attempts(store, folder) for folder in begun}
     folder = max(begun, key=lambda f: max((a["start"] for a in tries[f]), default=0.0))
     shards = [name for name in store.names(folder) if name.endswith(".arrow")]
     last = tries[folder][-1] if tries[folder] else {}
-    return row | {
+    return {
         "state": "partial",
         "folder": folder,
         "shards": sum(not name.startswith("ledger.") for name in shards),
-        "of": _num_shards(store, plan, iteration, stage),
         "attempts": len(tries[folder]),
         "who": f"{last['host']}:{last['pid']}" if last else None,
         "start": last.get("start"),
     }
 
 
-def _num_shards(store: Store, plan: Plan, iteration: int, stage: str) -> int | None:
-    """Shards that the stage's output will have; None where that is not known beforehand."""
-    if stage == "rollout":
-        return -(-plan.config.data.batch_size // plan.config.rollout.prompts_per_shard)
-    if stage == "score" and (rollout := newest(store, iteration, "rollout")):
-        return len(rollout[1].shards)
-    return None
+def _num_shards(config: Config, made: Iteration, name: str) -> int | None:
+    """Shards that the begun stage's output will have; None where that isn't known beforehand."""
+    if name.startswith("rollout"):
+        return -(-len(next_groups(config, made.rounds)) // config.rollout.prompts_per_shard)
+    return len(made.rounds[-1].rollout.manifest.shards) if name.startswith("score") else None
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -129,8 +149,16 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "tokens": None if tokens is None else int(tokens),
         "seconds": round(provenance["seconds"], 3),
         "reward": metrics.get("reward/mean"),
+        "rewarded": _num_rewarded(manifest),
         "weights_digest": manifest.outcome.get("weights_digest"),
     }
+
+
+def _num_rewarded(manifest: Manifest) -> int | None:
+    """Samples that have a reward; None where the stage gives none."""
+    if manifest.kind != "scores":
+        return None
+    return round(manifest.rows * (1 - (manifest.metrics.get("score/null_share") or 0.0)))
 
 
 def num_samples(manifest: Manifest) -> int:
@@ -160,21 +188,36 @@ def _iterations(found: dict[str, Any]) -> Iterable[int]:
 
 
 def _line(found: dict[str, Any], iteration: int) -> dict[str, str]:
-    stages = {row["stage"]: row for row in found["stages"] if row["iteration"] == iteration}
-    rollout, score = stages.get("rollout", {}), stages.get("score", {})
-    reused = sum(row.get("found") or 0 for row in stages.values())
+    rows = [row for row in found["stages"] if row["iteration"] == iteration]
+    stages = {stage: [row for row in rows if row["stage"] == stage] for stage in STAGES}
+    rounds = max(row["round"] for row in rows)
+    attempts = _attempts(rows)
     return {
         "iteration": str(iteration),
-        "reward": _decimals(score.get("reward"), 3),
-        "samples": _count(rollout.get("samples")),
-        "trained": _count(stages.get("update", {}).get("samples")),
-        "tokens": _count(rollout.get("tokens")),
-        **{stage: _seconds(stages.get(stage)) for stage in STAGES},
-        "shards kept": _count(reused or None),
-        "attempts": _count(attempts) if (attempts := _attempts(stages.values())) > 1 else "",
+        "rounds": str(rounds) if rounds > 1 else "",
+        "reward": _decimals(_reward(rows), 3),
+        "samples": _count(_total(stages["rollout"], "samples")),
+        "trained": _count(_total(stages["update"], "samples")),
+        "tokens": _count(_total(stages["rollout"], "tokens")),
+        **{stage: _seconds(stages[stage]) for stage in STAGES},
+        "shards kept": _count(_total(rows, "found") or None),
+        "attempts": _count(attempts) if attempts > 1 else "",
         "policy": "kept" if iteration in found["snapshots"] else "",
-        "files": "retired" if any(row.get("is_retired") for row in stages.values()) else "",
+        "files": "retired" if any(row.get("is_retired") for row in rows) else "",
     }
+
+
+def _total(rows: Iterable[dict[str, Any]], name: str) -> int | None:
+    """Sum over rounds; None where no row says."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) if values else None
+
+
+def _reward(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Mean reward of an iteration's samples, over its rounds; None where none is known."""
+    scored = [(row["reward"], row["rewarded"]) for row in rows if row.get("reward") is not None]
+    count = sum(rewarded for _, rewarded in scored)
+    return sum(reward * rewarded for reward, rewarded in scored) / count if count else None
 
 
 def _attempts(rows: Iterable[dict[str, Any]]) -> int:
@@ -182,17 +225,23 @@ def _attempts(rows: Iterable[dict[str, Any]]) -> int:
     return max((row.get("attempts") or 1 for row in rows), default=1)
 
 
-def _seconds(row: dict[str, Any] | None) -> str:
-    if row is None:
+def _seconds(rounds: Sequence[dict[str, Any]]) -> str:
+    """Of a stage's rows: the seconds of all rounds, or how far the one at work has come."""
+    if not rounds:
         return ""
-    if row["state"] == "partial":
-        return f"{row['shards']} of {row['of']}" if row["of"] else "begun"
-    return f"{row['seconds']:,.2f} s"
+    last = rounds[-1]
+    if last["state"] == "partial":
+        return f"{last['shards']} of {last['of']}" if last["of"] else "begun"
+    return f"{sum(row['seconds'] for row in rounds):,.2f} s"
 
 
 def summary(found: dict[str, Any]) -> str:
     """How a run ended, and how to look at it."""
-    rewards = [row["reward"] for row in found["stages"] if row.get("reward") is not None]
+    means = [
+        _reward([row for row in found["stages"] if row["iteration"] == iteration])
+        for iteration in _iterations(found)
+    ]
+    rewards = [mean for mean in means if mean is not None]
     seconds = sum(row.get("seconds") or 0.0 for row in found["stages"])
     run = shlex.quote(found["run"])
     lines = [

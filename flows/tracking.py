@@ -24,11 +24,11 @@ from typing import Any
 from artifacts.errors import AlreadyExistsError, IntegrityError
 from artifacts.secrets import redacted
 from artifacts.store import Store
+from flows.iteration import Iteration
 from flows.plan import Plan
 from flows.publication import finite, legal_name, metrics_of, params_of, renamed, table_tag, tags_of
 from flows.report import Report
 from flows.samples import join_iteration, telling_rows
-from flows.session import Iteration
 from flows.status import TRACKING_RECORD as RECORD
 
 _CLOSE_SECONDS = 30.0
@@ -150,12 +150,11 @@ class TrackedRun:
         """An iteration's manifests, sample table and points; the same ones each time."""
         from mlflow.entities import Metric, RunTag
 
-        stages = {"rollout": made.rollout, "score": made.scores, "update": made.update}
-        committed = {name: stage for name, stage in stages.items() if stage is not None}
+        outputs = made.outputs()
         files = {
             _MANIFESTS.format(iteration): {
                 name: {"folder": c.folder, "digest": c.manifest.digest, **c.manifest.content()}
-                for name, c in committed.items()
+                for name, c in outputs.items()
             }
         }
         tags = {}
@@ -163,11 +162,11 @@ class TrackedRun:
             files[_SAMPLES.format(iteration)] = table
             tags["mlflow.loggedArtifacts"] = table_tag(iteration, _SAMPLES)
         self._upload(files)
-        metrics = finite(metrics_of({name: c.manifest for name, c in committed.items()}))
+        metrics = finite(metrics_of(made.by_stage()))
         tags |= {f"ratchet.metric.{legal}": name for legal, name in renamed(metrics).items()}
         values = {legal_name(name): value for name, value in metrics.items()}
         values["iteration"] = float(iteration)
-        milliseconds = int(1000 * max(c.manifest.provenance["end"] for c in committed.values()))
+        milliseconds = int(1000 * max(c.manifest.provenance["end"] for c in outputs.values()))
         points = [Metric(name, value, milliseconds, iteration) for name, value in values.items()]
         self._log(points, [RunTag(name, value) for name, value in tags.items()])
         self.published = iteration

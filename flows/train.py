@@ -16,6 +16,7 @@ from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
 from artifacts.errors import HeldError, IntegrityError, LeaseLostError, RetiredError
+from artifacts.rounds import in_round
 from flows.config import Config, UserError
 from flows.holding import hold_unless_complete
 from flows.plan import make_plan
@@ -28,16 +29,27 @@ from stages.contract import Committed, StageError
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 
-@task(task_run_name="rollout-{iteration}", **_OPTIONS)
-def rollout(session: Session, iteration: int) -> State[Any]:
-    """Policy and prompts to rollout shards."""
-    return _finish(session, "rollout", iteration, session.rollout(iteration))
+def _named(stage: str) -> Any:
+    """Names of task runs: ``rollout-3``, and in the iteration's second round ``rollout-3.2``."""
+
+    def name(parameters: dict[str, Any]) -> str:
+        return f"{stage}-{in_round(parameters['iteration'], parameters['number'])}"
+
+    return name
 
 
-@task(task_run_name="score-{iteration}", **_OPTIONS)
-def score(session: Session, iteration: int) -> State[Any]:
-    """Rollout shards to rewards."""
-    return _finish(session, "score", iteration, session.score(iteration))
+@task(task_run_name=_named("rollout"), **_OPTIONS)
+def rollout(session: Session, iteration: int, number: int) -> State[Any]:
+    """Policy and prompts to a round's rollout shards."""
+    made = session.rollout(iteration, number)
+    return _finish(session, "rollout", in_round(iteration, number), made)
+
+
+@task(task_run_name=_named("score"), **_OPTIONS)
+def score(session: Session, iteration: int, number: int) -> State[Any]:
+    """A round's rollout shards to rewards."""
+    made = session.score(iteration, number)
+    return _finish(session, "score", in_round(iteration, number), made)
 
 
 @task(task_run_name="update-{iteration}", **_OPTIONS)
@@ -45,7 +57,7 @@ def update(session: Session, iteration: int) -> State[Any]:
     """Scored shards to the next policy, and its snapshot where one is due."""
     made = session.update(iteration)
     session.snapshot(iteration)
-    return _finish(session, "update", iteration, made)
+    return _finish(session, "update", str(iteration), made)
 
 
 @flow(name="ratchet", flow_run_name="{config.run}", validate_parameters=True)
@@ -97,21 +109,22 @@ def _answers(url: str) -> bool:
 
 
 def iterate(session: Session, tracker: Tracker) -> None:
-    """Every iteration of the run: roll out, score, update."""
+    """Every iteration of the run: roll out and score, in as many rounds as it takes; update."""
     options = _retries(session.config)
     if not session.is_complete():
         session.pools.warm_up()
         session.look_back()  # while the workers start
     tracker.open(_flow_run_id())
     for iteration in range(1, session.config.iterations + 1):
-        rollout.with_options(**options)(session, iteration)
-        score.with_options(**options)(session, iteration)
+        for number in session.rounds(iteration):
+            rollout.with_options(**options)(session, iteration, number)
+            score.with_options(**options)(session, iteration, number)
         update.with_options(**options)(session, iteration)
         tracker.publish(iteration, session.iterations[iteration])
 
 
-def _finish(session: Session, stage: str, iteration: int, made: Committed) -> State[Any]:
-    session.report.stage(stage, iteration, made.manifest, made.was_reused)
+def _finish(session: Session, stage: str, place: str, made: Committed) -> State[Any]:
+    session.report.stage(stage, place, made.manifest, made.was_reused)
     name = "Reused" if made.was_reused else "Completed"
     return Completed(name=name, message=f"{made.folder} {made.manifest.digest[:16]}")
 

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from artifacts import schemas
 from artifacts.manifests import Ref
+from artifacts.rounds import rounds_to_inputs
+from artifacts.runs import committed
 from artifacts.schemas import scores_schema
 from artifacts.shards import write_shard
 from artifacts.store import Store
@@ -36,15 +38,18 @@ def commit_iteration(
     per_group: int = 4,
     nulls: int = 2,
     change: Callable[[list[dict]], None] = lambda scores: None,
+    seed: int | None = None,
 ) -> tuple[Committed, Committed]:
     """A rollout and its scores: random tokens, one group without spread, some null rewards.
 
-    ``change`` gets the score rows before they are written.
+    ``change`` gets the score rows before they are written. Of one ``seed``, iterations are alike;
+    it is the iteration's number where none is given.
     """
-    rng = random.Random(iteration)
-    rows = [_row(rng, iteration, g, k) for g in range(groups) for k in range(per_group)]
+    rng = random.Random(iteration if seed is None else seed)
+    policy, digest = policy_before(store, iteration)
+    rows = [_row(rng, iteration, g, k, digest) for g in range(groups) for k in range(per_group)]
     table = pa.Table.from_pylist(rows, schema=schemas.ROLLOUTS)
-    inputs = {"policy": Ref("model", "0" * 64)}
+    inputs = {"policy": policy}
     work = Work("rollouts", "rollout", 1, iteration, {"start": 0, "max_new_tokens": 8}, inputs)
     rollout = commit(store, work, table, outcome={"next_positions": [groups]})
     scores = []
@@ -64,7 +69,20 @@ def commit_iteration(
     return rollout, commit(store, work, scored)
 
 
-def _row(rng: random.Random, iteration: int, group: int, k: int) -> dict:
+def policy_before(store: Store, iteration: int) -> tuple[Ref, str]:
+    """What an iteration starts from, and the digest of its weights."""
+    for folder, manifest in committed(store, iteration - 1, "update"):
+        return Ref(folder, manifest.digest), manifest.outcome["weights_digest"]
+    return Ref("model", "0" * 64), "0" * 64
+
+
+def inputs_of(rollout: Committed, scores: Committed) -> dict[str, Ref]:
+    """What an update of the policy that sampled reads."""
+    policy = rollout.manifest.inputs["policy"]
+    return {**rounds_to_inputs([(rollout.ref, scores.ref)]), "policy": policy}
+
+
+def _row(rng: random.Random, iteration: int, group: int, k: int, policy: str) -> dict:
     length = rng.randrange(1, 9)
     group_id = f"{iteration:06d}-{group:05d}"
     prompt = [1, *((group * 7 + n) % 40 + 4 for n in range(3 + group))]
@@ -86,5 +104,5 @@ def _row(rng: random.Random, iteration: int, group: int, k: int) -> dict:
         "ground_truth": None,
         "extra": json.dumps({}),
         "policy_version": iteration - 1,
-        "policy_digest": "0" * 64,
+        "policy_digest": policy,
     }

@@ -1,13 +1,14 @@
-"""Updates: advantages of the rollout's samples, and optimizer steps that go on from the policy."""
+"""Updates: advantages of all rounds' samples, and optimizer steps that go on from the policy."""
 
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.invariants.columns import distinct, fits, holds, is_among, is_finite, is_whole
+from artifacts.invariants.columns import distinct, fits, holds, is_among, is_finite
 from artifacts.invariants.inputs import last_step, policy_of, table_of
 from artifacts.manifests import Manifest
+from artifacts.rounds import inputs_to_rounds
 from artifacts.store import Store
 
 _ADVANTAGES = ("advantage", "token_advantages", "token_returns")
@@ -25,9 +26,9 @@ def problems(
         return
     steps = distinct(step_metrics["step"])
     yield from _advantage_problems(advantages, steps)
-    rollout = table_of(store, manifest.inputs.get("rollout"))
-    if rollout is not None:
-        yield from _join_problems(rollout, advantages)
+    rollouts = [table_of(store, rollout) for rollout, _ in inputs_to_rounds(manifest.inputs)]
+    if rollouts and all(table is not None for table in rollouts):
+        yield from _join_problems(pa.concat_tables(rollouts), advantages)
     yield from _step_problems(steps, last_step(store, manifest.inputs.get("policy")))
     before = policy_of(store, manifest.inputs.get("policy"))
     version = manifest.outcome.get("policy_version")
@@ -43,8 +44,10 @@ def _advantage_problems(table: pa.Table, steps: Sequence[int]) -> Iterator[str]:
         yield "weight holds another number than 0 and 1"
     elif not holds(pc.equal(pc.is_null(table["advantage"]), pc.equal(table["weight"], 0.0))):
         yield "advantage is not null exactly where weight is 0"
-    if steps and (not is_whole(table["step"]) or not is_among(table["step"], list(steps))):
+    if steps and not is_among(pc.drop_null(table["step"]), list(steps)):
         yield "a sample was used by a step that is none of its own"
+    if not holds(pc.or_(pc.is_valid(table["step"]), pc.equal(table["weight"], 0.0))):
+        yield "a sample of weight 1 was used by no step"
 
 
 def _join_problems(rollout: pa.Table, table: pa.Table) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What a user says about prompts and sampling."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -82,5 +82,24 @@ class RolloutConfig(Section):
         description="each shard is sampled as a batch of its own, so that its bytes don't depend "
         "on what else is sampled; slower where shards are small",
     )
+    max_rounds: int = Field(
+        1,
+        ge=1,
+        description="times an iteration samples at most, until data.batch_size groups have rewards "
+        "that differ; 1: once, whatever they are",
+    )
+    oversample: float = Field(
+        1.0, ge=1, description="prompts that a round draws for each one that is missing"
+    )
     max_sequences: int = execution(256, ge=1, description="samples in flight in one engine")
     gpu_memory: float = execution(0.45, gt=0, lt=1, description="share of a GPU for one engine")
+
+    @property
+    def fills_batch(self) -> bool:
+        """Whether an update takes groups whose rewards differ alone, and rounds look for them."""
+        return self.max_rounds > 1 or self.oversample > 1
+
+    def sampling_identity(self) -> dict[str, Any]:
+        """The fields that change the samples of a round, whichever round it is."""
+        how_many = ("max_rounds", "oversample")
+        return {name: v for name, v in self.identity().items() if name not in how_many}

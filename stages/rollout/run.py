@@ -34,16 +34,22 @@ def rollout_work(
     prompts: Ref,
     policy: Ref,
     start: Sequence[int],
+    groups: range,
+    number: int = 1,
 ) -> Work:
-    """The description of an iteration's rollout.
+    """The description of a round of an iteration's rollout.
 
     Args:
         start: prompts drawn before, of each source; [] at the beginning.
+        groups: indices of the groups that it draws; they go on counting from round to round.
+        number: of the round, from 1.
     """
     weights = [source.weight for source in data.all_sources]
     identity = {
-        **rollout.identity(),
-        "batch_size": data.batch_size,
+        **rollout.sampling_identity(),
+        "round": number,
+        "first_group": groups.start,
+        "groups": len(groups),
         "shuffle": data.shuffle,
         "seed": seed,
         "start": list(start) or [0] * len(weights),
@@ -62,7 +68,7 @@ def run(
     engines: Callable[[], Engines],
     progress: Progress,
 ) -> Committed:
-    """Sample the iteration's groups. ``engines`` is called only where something is missing."""
+    """Sample the round's groups. ``engines`` is called only where something is missing."""
     return find_or_make(store, work, lambda: _make(store, work, prompts, policy, engines, progress))
 
 
@@ -106,7 +112,7 @@ def _select(work: Work, prompts: PromptSet) -> Selection:
         identity["weights"],
         identity["seed"],
         identity["start"],
-        identity["batch_size"],
+        identity["groups"],
         identity["shuffle"],
     )
 
@@ -114,7 +120,7 @@ def _select(work: Work, prompts: PromptSet) -> Selection:
 def shard_orders(
     work: Work, prompts: PromptSet, chosen: Sequence[Selected]
 ) -> Iterator[ShardOrder]:
-    """The shards of an iteration, sample by sample, before anything is sampled."""
+    """The shards of a round, sample by sample, before anything is sampled."""
     identity = work.identity
     rows = list(prompts.take(chosen))
     per_shard = identity["prompts_per_shard"]
@@ -132,7 +138,7 @@ def _sample(
     work: Work, group: int, epoch: int, prompt: Mapping[str, Any], k: int
 ) -> dict[str, Any]:
     # By place and not by text: the same prompt may stand in the data twice.
-    group_id = f"{work.iteration:06d}-{group:05d}"
+    group_id = f"{work.iteration:06d}-{work.identity['first_group'] + group:05d}"
     sample_id = f"{group_id}-{k:03d}"
     position = sum(work.identity["start"]) + group
     return {

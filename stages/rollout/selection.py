@@ -5,8 +5,10 @@ the iteration before it ended: how many prompts had been drawn from each source.
 ``order(source, epoch)[p % rows]`` of epoch ``p // rows`` is a source's draw ``p``.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 
@@ -62,6 +64,22 @@ def select(
         row = int(_order(num_rows[source], seed, source, epoch)[offset]) if shuffle else offset
         chosen.append(Selected(source, epoch, row))
     return Selection(chosen, positions)
+
+
+def num_to_draw(wanted: int, found: Sequence[int], max_rounds: int, oversample: float) -> int:
+    """Groups that an iteration's next round draws; 0: there is no next round.
+
+    As many as are missing, times ``oversample``, rounded up. DAPO, arXiv:2503.14476, section 3.2.
+
+    Args:
+        wanted: groups with spread that make up the iteration's batch.
+        found: groups with spread that each round before has given.
+    """
+    missing = wanted - sum(found)
+    if missing <= 0 or len(found) >= max_rounds:
+        return 0
+    # As it is written: in binary, 1.1 is a little more than that, and 10 x 1.1 would be 12.
+    return math.ceil(missing * Fraction(str(oversample)))
 
 
 def _source(weights: Sequence[float], seed: int, draw: int) -> int:

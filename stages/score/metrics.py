@@ -1,10 +1,11 @@
 """Statistics of a score table, for people."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+
+from stages.groups import count_with_spread, groups_with_spread
 
 
 def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
@@ -46,10 +47,14 @@ def statistics(values: np.ndarray) -> dict[str, float | None]:
 
 def zero_spread_share(groups: Sequence[str], rewards: np.ndarray) -> float:
     """Share of groups whose known rewards are all equal: they teach nothing."""
-    members: dict[str, set[float]] = defaultdict(set)
-    for group, reward in zip(groups, rewards, strict=True):
-        members[group] |= set() if np.isnan(reward) else {float(reward)}
-    return sum(len(values) <= 1 for values in members.values()) / len(members)
+    count = len(set(groups))
+    return (count - len(groups_with_spread(groups, rewards))) / count
+
+
+def spread_counts(scores: pa.Table) -> dict[str, int]:
+    """How many groups have whole rewards that differ, under each policy for nulls, in a table
+    :func:`with_totals`: what tells whether the iteration draws another round."""
+    return count_with_spread(scores["group_id"].to_pylist(), _floats(scores["total"]))
 
 
 def _floats(column: pa.ChunkedArray) -> np.ndarray:

@@ -19,7 +19,7 @@ from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.score.config import ScoreConfig
-from stages.score.metrics import reward_metrics, with_totals
+from stages.score.metrics import reward_metrics, spread_counts, with_totals
 from stages.score.scorers import Scorers
 from stages.score.worker import ShardOrder
 
@@ -157,7 +157,8 @@ def _make(
         "found": num_found,
         "workers_lost": sum(entry["attempt"] - 1 for entry in entries),
     }
-    return Product(whole, {}, reward_metrics(table), provenance)
+    outcome = {"groups_with_spread": spread_counts(table)}
+    return Product(whole, outcome, reward_metrics(table), provenance)
 
 
 def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[Shard]:

@@ -1,8 +1,9 @@
 """From rewards as scored to what each token of an iteration is worth to the loss.
 
-In this order: nulls are dropped; penalties join the reward, and all of it gets its place on a
-token; the estimator sees the whole iteration; samples that are not to teach get weight 0. The
-order is the same on every rank, as each one does all of it.
+In this order: nulls are dropped; where the batch is filled over rounds, its groups are chosen;
+penalties join the reward, and all of it gets its place on a token; the estimator sees the whole
+batch; samples that are not to teach get weight 0. The order is the same on every rank, as each
+one does all of it.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stages.contract import StageError
+from stages.groups import groups_with_spread, kept_by_null_policy, zero_spread_groups
 from stages.update.batch import Batch, Component, Estimate
 from stages.update.config import UpdateConfig
 from stages.update.estimators import find_estimator
 from stages.update.shaping import (
     at_sampled,
-    kept_by_null_policy,
     overlong_penalty,
     token_kl,
     with_outcome,
-    zero_spread_groups,
 )
 
 
@@ -55,6 +55,7 @@ class Advantages:
         returns: targets of the critic, (T,) a sample; None without one.
         rewards_S: all of a sample's reward, penalties too; NaN where it was dropped.
         weights_S: 1 where the sample enters the step's counts, else 0.
+        chosen_S: whether the sample's group is one of the batch.
         reward_kl: mean over samples of KL(sampler‖reference), nats; None where it isn't in the
             reward, or no sample has a reward.
         metrics: for people.
@@ -64,12 +65,19 @@ class Advantages:
     returns: list[np.ndarray] | None
     rewards_S: np.ndarray
     weights_S: np.ndarray
+    chosen_S: np.ndarray
     reward_kl: float | None
     metrics: dict[str, float | None] = field(default_factory=dict)
 
 
-def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Advantages:
+def compute_advantages(
+    scored: Scored, config: UpdateConfig, on_null: str, wanted: int | None = None
+) -> Advantages:
     """Advantages and weights of all samples. ``config.reward_kl_coef`` is that of the iteration.
+
+    Args:
+        wanted: how many groups make up the batch: the first ones whose rewards differ. The others
+            are to the estimator as if they had not been drawn. None: all groups make it up.
 
     Raises:
         StageError: the estimator gave something else than finite numbers, one a token.
@@ -77,12 +85,14 @@ def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Ad
     plain_S = scored.rewards_S + _sums(scored.token_rewards, len(scored.rewards_S))
     kept_S = kept_by_null_policy(scored.groups, plain_S, on_null)
     plain_S = np.where(kept_S, plain_S, np.nan)
+    without_spread = zero_spread_groups(scored.groups, plain_S)
+    chosen_S, counts = choose_groups(scored.groups, plain_S, wanted)
+    plain_S = np.where(chosen_S, plain_S, np.nan)
     kl = _token_kls(scored) if config.reward_kl_coef > 0 else None
     penalty_S = _length_penalty(scored, config)
     batch = make_batch(scored, config, plain_S, penalty_S, kl)
     estimate = _checked(find_estimator(config.advantage).estimate(batch), batch, config.advantage)
-    without_spread = zero_spread_groups(scored.groups, plain_S)
-    weights_S = _weights(scored, config, kept_S, without_spread)
+    weights_S = _weights(scored, config, kept_S & chosen_S, without_spread)
     advantages = [
         a * (mask != 0) * weight
         for a, mask, weight in zip(estimate.advantages, scored.masks, weights_S, strict=True)
@@ -91,6 +101,7 @@ def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Ad
         **_statistics(advantages, scored.masks, weights_S),
         "update/null_samples": float((~kept_S).sum()),
         "update/zero_spread_groups": float(len(without_spread)),
+        **counts,
         "update/overlong_share": float((scored.was_truncated_S | (penalty_S < 0)).mean()),
     }
     reward_kl = None
@@ -98,7 +109,28 @@ def compute_advantages(scored: Scored, config: UpdateConfig, on_null: str) -> Ad
         reward_kl = _mean(_sums(kl, len(kl))[kept_S])
         metrics |= {"update/reward_kl": reward_kl, "update/reward_kl_coef": config.reward_kl_coef}
     returns = None if estimate.returns is None else list(estimate.returns)
-    return Advantages(advantages, returns, batch.rewards_S, weights_S, reward_kl, metrics)
+    return Advantages(advantages, returns, batch.rewards_S, weights_S, chosen_S, reward_kl, metrics)
+
+
+def choose_groups(
+    groups: Sequence[str], rewards_S: np.ndarray, wanted: int | None
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Whether each sample is one of the batch, (S,), and counts of groups, for people.
+
+    The batch is the first ``wanted`` groups whose known rewards differ; with None, every group.
+    DAPO, arXiv:2503.14476, section 3.2.
+    """
+    if wanted is None:
+        return np.ones(len(groups), dtype=bool), {}
+    found = groups_with_spread(groups, rewards_S)
+    chosen_S = np.zeros(len(groups), dtype=bool)
+    for members in found[:wanted]:
+        chosen_S[members] = True
+    return chosen_S, {
+        "update/drawn_groups": float(len(set(groups))),
+        "update/surplus_groups": float(max(0, len(found) - wanted)),
+        "update/short_groups": float(max(0, wanted - len(found))),
+    }
 
 
 def make_batch(
@@ -146,11 +178,11 @@ def make_batch(
 def _weights(
     scored: Scored,
     config: UpdateConfig,
-    kept_S: np.ndarray,
+    known_S: np.ndarray,
     without_spread: Sequence[np.ndarray],
 ) -> np.ndarray:
     """1 for samples that are to teach, else 0, (S,)."""
-    weights_S = kept_S.astype(np.float64)
+    weights_S = known_S.astype(np.float64)
     if config.overlong == "filter":
         weights_S[scored.was_truncated_S] = 0
     if config.zero_spread == "drop":

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stages.groups import has_spread
+
 
 @dataclass(frozen=True)
 class Component:
@@ -72,28 +74,6 @@ class Estimate:
 
     advantages: Sequence[np.ndarray]
     returns: Sequence[np.ndarray] | None = None
-
-
-def group_indices(groups: Sequence[str]) -> list[np.ndarray]:
-    """Indices of each group's members, by the carried group id and never by stride."""
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    return [np.array(indices) for indices in members.values()]
-
-
-# Relative. What is one number on paper, summed in two orders, differs by about 1e-16; rewards
-# that were float32 on their way differ by 1e-7 or more where they differ.
-_ROUNDING = 1e-12
-# Below it, squares come near to what float64 can't hold.
-_TINY = 1e-150
-
-
-def has_spread(values: np.ndarray) -> bool:
-    """Whether ``values`` differ by more than rounding. Without, a deviation is noise or 0."""
-    if values.size == 0:
-        return False
-    return bool(values.max() - values.min() > max(_ROUNDING * np.abs(values).max(), _TINY))
 
 
 def whitened(values: np.ndarray) -> np.ndarray:

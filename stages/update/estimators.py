@@ -12,14 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contract import StageError
-from stages.update.batch import (
-    Batch,
-    Estimate,
-    discounted_sums,
-    group_indices,
-    has_spread,
-    whitened,
-)
+from stages.groups import group_indices, has_spread
+from stages.update.batch import Batch, Estimate, discounted_sums, whitened
 from stages.user_code import is_import_path, load_function
 
 Estimating = Callable[[Batch], Estimate]

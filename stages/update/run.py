@@ -14,6 +14,7 @@ from artifacts import schemas
 from artifacts.errors import IntegrityError
 from artifacts.keys import source_digest
 from artifacts.manifests import Ref
+from artifacts.rounds import rounds_to_inputs
 from artifacts.shards import write_table
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, Work, find, find_or_make
@@ -34,28 +35,31 @@ def update_work(
     on_null: str,
     temperature: float,
     total_steps: int,
-    rollout: Committed,
-    scores: Committed,
+    rounds: Sequence[tuple[Ref, Ref]],
     policy: Ref,
     functions: Mapping[str, str] | None = None,
     before: Committed | None = None,
+    groups: int | None = None,
 ) -> Work:
     """The description of an iteration's update of ``policy``.
 
     Args:
+        rounds: rollout and scores of each round.
         total_steps: optimizer steps planned over the run; part of the identity only where the
             learning rate falls towards its end.
         functions: the user's own, config field to source digest.
         before: the update before it, which says how the KL's coefficient has adapted.
+        groups: how many make up the batch, where rounds fill it: the first with spread.
     """
     identity = {
         **update.identity(),
         "reward_kl_coef": reward_kl_coef(update, before),
+        "groups": groups,
         "on_null": on_null,
         "temperature": temperature,
         "total_steps": None if update.lr_schedule == "constant" else total_steps,
     }
-    inputs = {"rollout": rollout.ref, "scores": scores.ref, "policy": policy}
+    inputs = {**rounds_to_inputs(rounds), "policy": policy}
     return Work("update", "update", VERSION, iteration, identity, inputs, functions or {})
 
 
@@ -187,7 +191,7 @@ def _advantages(result: UpdateResult) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schemas.ADVANTAGES)
 
 
-def _advantage_row(samples: Samples, i: int, step: int) -> dict[str, Any]:
+def _advantage_row(samples: Samples, i: int, step: int | None) -> dict[str, Any]:
     is_used = samples.weights_S[i] > 0
     sampled = samples.advantages[i][samples.loss_masks[i] != 0]
     differ = len(sampled) > 0 and sampled.min() != sampled.max()

@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 
 from artifacts.errors import IntegrityError
 from artifacts.manifests import Manifest, Ref, read_manifest
+from artifacts.rounds import inputs_to_rounds
 from artifacts.shards import read_table
 from artifacts.store import Store
+from stages.groups import group_indices
 from stages.update.advantages import Scored, compute_advantages
-from stages.update.batch import Component, group_indices
+from stages.update.batch import Component
 from stages.update.config import UpdateConfig
 
 # What the update reads of a rollout: the texts in it are for rewards and people.
@@ -25,6 +27,7 @@ _USED = {
     "logprobs",
     "loss_mask",
     "finish_reason",
+    "policy_digest",
 }
 
 
@@ -36,6 +39,7 @@ class Samples:
         rewards_S: float64, all of the reward, penalties too; NaN where it was dropped.
         max_new_tokens: longest response that the rollout allowed.
         weights_S: 1 where the sample enters the step's counts, else 0.
+        chosen_S: whether the sample's group is one of the batch; steps share out those.
         advantages: float64, 0 where there is nothing to learn.
         returns: float64, what a critic learns; None without one.
         reward_kl: the KL in the reward, nats a sample; None where there is none.
@@ -51,6 +55,7 @@ class Samples:
     rewards_S: np.ndarray
     max_new_tokens: int
     weights_S: np.ndarray
+    chosen_S: np.ndarray
     advantages: list[np.ndarray]
     returns: list[np.ndarray] | None = None
     reward_kl: float | None = None
@@ -65,23 +70,29 @@ class Samples:
 
 
 def read_samples(
-    store: Store, rollout: Ref, scores: Ref, config: UpdateConfig, on_null: str
+    store: Store,
+    inputs: Mapping[str, Ref],
+    config: UpdateConfig,
+    on_null: str,
+    wanted: int | None = None,
 ) -> Samples:
-    """Read and join the two committed inputs of an update.
+    """Read and join an update's committed inputs, round by round.
+
+    Args:
+        inputs: as the update's manifest names them; see :mod:`artifacts.rounds`.
+        wanted: groups that make up the batch, as in :func:`compute_advantages`.
 
     Raises:
-        IntegrityError: they don't hold the same samples, or a column doesn't fit another.
+        IntegrityError: rollouts and scores don't hold the same samples, a column doesn't fit
+            another, or samples were drawn with another policy than the one that is updated.
         StageError: no advantages can be made of them.
     """
-    rolled, rollout_manifest = _read(store, rollout, _USED)
-    table, scores_manifest = _read(store, scores)
-    if rolled["sample_id"] != table["sample_id"]:
-        raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
-    _check_lengths(rollout.path, rolled, rolled, ("logprobs", "loss_mask"))
-    _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards"))
-    _check_finite(scores.path, table)
-    scored = _scored(rolled, rollout_manifest, table, scores_manifest)
-    made = compute_advantages(scored, config, on_null)
+    policy = _weights_digest(store, inputs["policy"])
+    read = [_read_round(store, *refs, policy) for refs in inputs_to_rounds(inputs)]
+    rolled = pa.concat_tables(part.rolled for part in read)
+    scored = _scored(rolled, pa.concat_tables(part.scores for part in read), read[0])
+    made = compute_advantages(scored, config, on_null, wanted)
+    counts = {} if wanted is None else {"update/rounds": float(len(read))}
     return Samples(
         ids=rolled["sample_id"].to_pylist(),
         groups=list(scored.groups),
@@ -96,16 +107,23 @@ def read_samples(
         rewards_S=made.rewards_S,
         max_new_tokens=scored.max_new_tokens,
         weights_S=made.weights_S,
+        chosen_S=made.chosen_S,
         advantages=made.advantages,
         returns=made.returns,
         reward_kl=made.reward_kl,
-        metrics=made.metrics,
+        metrics={**made.metrics, **counts},
     )
 
 
-def split_minibatches(groups: Sequence[str], count: int) -> list[list[int]]:
-    """Sample indices of each optimizer step: whole groups, in order, as even as they go."""
-    members = group_indices(groups)
+def split_minibatches(
+    groups: Sequence[str], count: int, chosen_S: np.ndarray | None = None
+) -> list[list[int]]:
+    """Sample indices of each optimizer step: whole groups, in order, as even as they go.
+
+    Args:
+        chosen_S: whether each sample's group is one of the batch, to be shared out; None: all are.
+    """
+    members = [m for m in group_indices(groups) if chosen_S is None or chosen_S[m[0]]]
     return [
         [
             int(i)
@@ -116,7 +134,44 @@ def split_minibatches(groups: Sequence[str], count: int) -> list[list[int]]:
     ]
 
 
-def _scored(rolled: pa.Table, rollout: Manifest, table: pa.Table, scores: Manifest) -> Scored:
+@dataclass(frozen=True)
+class _Round:
+    """A round as it was read: its samples and their scores, in the same order."""
+
+    rolled: pa.Table
+    scores: pa.Table
+    max_new_tokens: int
+    rewards: Sequence[Mapping[str, Any]]
+
+
+def _read_round(store: Store, rollout: Ref, scores: Ref, policy: str) -> _Round:
+    rolled, rollout_manifest = _read(store, rollout, _USED)
+    table, scores_manifest = _read(store, scores)
+    if rolled["sample_id"] != table["sample_id"]:
+        raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
+    _check_policy(rollout.path, rolled, policy)
+    _check_lengths(rollout.path, rolled, rolled, ("logprobs", "loss_mask"))
+    _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards"))
+    _check_finite(scores.path, table)
+    identity, rewards = rollout_manifest.identity, scores_manifest.identity["rewards"]
+    return _Round(rolled, table, identity["max_new_tokens"], rewards)
+
+
+def _weights_digest(store: Store, policy: Ref) -> str:
+    """Digest of the weights that an update's input ``policy`` stands for."""
+    if policy.path == "model":
+        return policy.digest
+    return str(read_manifest(store, policy.path, policy.digest).outcome["weights_digest"])
+
+
+def _check_policy(path: str, rolled: pa.Table, policy: str) -> None:
+    """Refuse samples of an engine that held other weights than those that are to be updated."""
+    for digest in pc.unique(rolled["policy_digest"]).to_pylist():
+        if digest != policy:
+            raise IntegrityError(path, policy, digest, "policy digest of its samples")
+
+
+def _scored(rolled: pa.Table, table: pa.Table, first: _Round) -> Scored:
     reference = table["reference_logprobs"]
     masks = _arrays(rolled["loss_mask"])
     return Scored(
@@ -124,7 +179,7 @@ def _scored(rolled: pa.Table, rollout: Manifest, table: pa.Table, scores: Manife
         rewards_S=_floats(table["reward"]),
         components=[
             Component(spec["column"], spec["weight"], _floats(table[f"reward.{spec['column']}"]))
-            for spec in scores.identity["rewards"]
+            for spec in first.rewards
             # What is given per token comes with `token_rewards`, and what weighs 0 with nothing.
             if not spec.get("per_token") and spec["weight"] != 0
         ],
@@ -133,7 +188,7 @@ def _scored(rolled: pa.Table, rollout: Manifest, table: pa.Table, scores: Manife
         sampler_logprobs=_arrays(rolled["logprobs"]),
         reference_logprobs=None if reference.null_count else _arrays(reference),
         was_truncated_S=pc.equal(rolled["finish_reason"], "length").to_numpy(),
-        max_new_tokens=rollout.identity["max_new_tokens"],
+        max_new_tokens=first.max_new_tokens,
     )
 
 

@@ -1,13 +1,9 @@
-"""What becomes of rewards before advantages are taken: penalties, their places, and selection.
+"""What becomes of rewards before advantages are taken: penalties, and their places.
 
 Pure functions of arrays, float64. S samples; T response tokens of one of them.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-
-from stages.update.batch import group_indices, has_spread
 
 # Ziegler et al. bound what one iteration says about the KL.
 _ERROR_LIMIT = 0.2
@@ -76,25 +72,3 @@ def next_kl_coef(
 def keeps_kl_coef_positive(num_samples: int, horizon: int) -> bool:
     """Whether :func:`next_kl_coef` can't reach 0 or less, whatever is measured."""
     return num_samples * _ERROR_LIMIT < horizon
-
-
-def kept_by_null_policy(groups: Sequence[str], rewards_S: np.ndarray, on_null: str) -> np.ndarray:
-    """Whether each sample stays, (S,): one with a null reward (NaN) does not.
-
-    With ``on_null == "drop_group"`` its whole group goes with it.
-    """
-    kept_S = ~np.isnan(rewards_S)
-    if on_null == "drop_group":
-        for indices in group_indices(groups):
-            kept_S[indices] = kept_S[indices].all()
-    return kept_S
-
-
-def zero_spread_groups(groups: Sequence[str], rewards_S: np.ndarray) -> list[np.ndarray]:
-    """Members of each group whose known rewards, at least one, are all equal."""
-    found = []
-    for indices in group_indices(groups):
-        known = rewards_S[indices][~np.isnan(rewards_S[indices])]
-        if len(known) and not has_spread(known):
-            found.append(indices)
-    return found

@@ -58,15 +58,16 @@ class TrainerRank:
         seconds: dict[str, float] = {}
         self._follow(order)
         spec, start = self._spec, time.perf_counter()
-        samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
+        samples = read_samples(store, order.inputs, spec.config, spec.on_null, order.wanted)
         seconds["read"] = time.perf_counter() - start
-        minibatches = split_minibatches(samples.groups, spec.config.minibatches)
+        minibatches = split_minibatches(samples.groups, spec.config.minibatches, samples.chosen_S)
         plans = [plan_step(samples, indices, spec.config) for indices in minibatches]
         old = self._old_logprobs(samples, plans)
-        steps, step_of_sample = [], [0] * len(samples)
+        steps = []
+        step_of_sample: list[int | None] = [None] * len(samples)
         start = time.perf_counter()
         for indices, plan in zip(minibatches, plans, strict=True):
-            seed_step(order.rollout.digest, self._step, self._rank)
+            seed_step(order.inputs["rollout"].digest, self._step, self._rank)
             steps.append(self._optimizer_step(samples, indices, plan, old))
             for i in indices:
                 step_of_sample[i] = self._step

@@ -51,15 +51,20 @@ class UpdateOrder:
     """An iteration's update: which committed inputs, and the identity of the work.
 
     Attributes:
+        inputs: rollouts, scores and policy, as the update's manifest names them.
         functions: the user's own, config field to source digest.
         paths: where they lie, config field to import path.
     """
 
-    rollout: Ref
-    scores: Ref
+    inputs: Mapping[str, Ref]
     identity: Mapping[str, Any]
     functions: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> int | None:
+        """Groups that make up the batch, where sampling fills it; else None: all of them do."""
+        return self.identity.get("groups")
 
 
 def check_functions(order: UpdateOrder) -> None:
@@ -85,5 +90,5 @@ class UpdateResult:
     tensors: list[dict[str, Any]]
     steps: list[dict[str, float]]
     samples: Samples
-    step_of_sample: list[int]
+    step_of_sample: list[int | None]
     seconds: dict[str, float]

@@ -7,6 +7,7 @@ from typing import Any
 
 from artifacts.errors import IntegrityError
 from artifacts.manifests import FILE_NAME, Manifest, Ref, Shard, read_manifest
+from artifacts.rounds import read_folders
 from artifacts.runs import policy_folder
 from artifacts.store import Store
 from artifacts.tombstones import FILE_NAME as TOMBSTONE
@@ -81,11 +82,7 @@ class Trainers:
     def order_of(self, work: Work) -> UpdateOrder:
         """The update that ``work`` describes, to be done with the user's functions as they are."""
         return UpdateOrder(
-            work.inputs["rollout"],
-            work.inputs["scores"],
-            work.identity,
-            work.functions,
-            self._spec.config.function_paths(),
+            work.inputs, work.identity, work.functions, self._spec.config.function_paths()
         )
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
@@ -162,8 +159,7 @@ class Trainers:
 def order_of(manifest: Manifest) -> UpdateOrder:
     """The update that ``manifest`` records, to be done again."""
     return UpdateOrder(
-        manifest.inputs["rollout"],
-        manifest.inputs["scores"],
+        manifest.inputs,
         manifest.identity,
         manifest.functions,
         manifest.provenance.get("paths", {}),
@@ -222,8 +218,7 @@ def _has_snapshot(store: Store, update: Committed) -> bool:
 
 
 def _replayed_folders(updates: Sequence[Committed]) -> list[str]:
-    refs = [update.manifest.inputs for update in updates]
-    return [inputs[name].path for inputs in refs for name in ("rollout", "scores")]
+    return [folder for update in updates for folder in sorted(read_folders(update.manifest.inputs))]
 
 
 def _snapshot_of(store: Store, update: Committed) -> Ref:

@@ -12,11 +12,13 @@ from artifacts.keys import key_of, source_digest
 from artifacts.manifests import Manifest
 from artifacts.store import Store
 from flows.config import Config, make_config
+from flows.iteration import Iteration, Round
 from flows.plan import Plan, prompt_limit
 from flows.revisions import Revision, Run
-from flows.session import Iteration, Session
+from flows.session import Session
 from plain_run import commit_prompts
 from stages.contract import Committed, Work
+from stages.groups import NULL_POLICIES
 from stages.models import model_digest, tokenizer_digest
 from stages.rollout.config import DataConfig
 from stages.rollout.rows import data_digest
@@ -174,15 +176,19 @@ def stage_keys(config: Config) -> dict[str, str]:
     prompts = commit_prompts(session.store, plan)
     session.iterations[1] = seen = Iteration()
     rollout = session.rollout_work(1)
-    seen.rollout = _as_committed(rollout)
+    seen.rounds.append(Round(_as_committed(rollout)))
     score = session.score_work(1)
-    seen.scores = _as_committed(score)
+    spread = dict.fromkeys(NULL_POLICIES, config.data.batch_size)
+    scores = _as_committed(score, groups_with_spread=spread)
+    seen.rounds[0] = Round(seen.rounds[0].rollout, scores)
     keys = {work.stage: work.key for work in (rollout, score, session.update_work(1))}
     return {"prompts": prompts.manifest.key, **keys}
 
 
-def _as_committed(work: Work) -> Committed:
-    made = Manifest(work.kind, work.stage, work.version, work.key, {}, {}, work.inputs, ())
+def _as_committed(work: Work, **outcome: Any) -> Committed:
+    made = Manifest(
+        work.kind, work.stage, work.version, work.key, work.identity, {}, work.inputs, (), outcome
+    )
     return Committed(work.folder, made, was_reused=False)
 
 

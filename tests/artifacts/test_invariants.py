@@ -208,6 +208,10 @@ FAULTS: dict[str, tuple[str, str, Callable[[Rows], None], str]] = {
         "update", "advantages", column("step", 1),
         "a sample was used by a step that is none of its own",
     ),
+    "a trained sample of no step": (
+        "update", "advantages", first_known(lambda row: row.update(step=None)),
+        "a sample of weight 1 was used by no step",
+    ),
     "advantages of other samples": (
         "update", "advantages", turned, "its samples are not those of its rollout, in order",
     ),

@@ -14,10 +14,11 @@ from artifacts.schemas import scores_schema
 from artifacts.shards import write_file, write_shard, write_table
 from artifacts.store import Store
 from flows.config import Config
+from flows.iteration import Iteration, Round
 from flows.plan import Plan
 from flows.record import open_run
 from flows.revisions import Run
-from flows.session import Iteration, Session
+from flows.session import Session
 from stages.contract import Committed, Product, Work, find_or_make
 from stages.rollout.prompts import prompt_work
 from stages.update import snapshot
@@ -67,8 +68,10 @@ def finished_run(plan: Plan) -> Run:
     for iteration in range(1, plan.config.iterations + 1):
         seen = session.iterations[iteration] = Iteration()
         work = session.rollout_work(iteration)
-        seen.rollout = _commit_bytes(run.store, work, next_positions=[iteration * PROMPTS])
-        seen.scores = _commit_bytes(run.store, session.score_work(iteration))
+        rollout = _commit_bytes(run.store, work, next_positions=[iteration * PROMPTS])
+        seen.rounds.append(Round(rollout))
+        scores = _commit_bytes(run.store, session.score_work(iteration))
+        seen.rounds[0] = Round(rollout, scores)
         outcome = {"policy_version": iteration, "weights_digest": f"{iteration:064x}"}
         seen.update = _commit_bytes(run.store, session.update_work(iteration), **outcome)
         session.history.append(seen.update)
@@ -93,7 +96,8 @@ def write_iteration(
     """Commit an iteration's rollout, scores and update; ``metrics`` go to the update's."""
     rollout = write_rollout(store, iteration, texts or [str(n) for n in range(len(rewards))])
     scores = write_scores(store, iteration, rollout, rewards)
-    return Iteration(rollout, scores, write_update(store, iteration, rollout, scores, **metrics))
+    update = write_update(store, iteration, rollout, scores, **metrics)
+    return Iteration([Round(rollout, scores)], update)
 
 
 def write_rollout(store: Store, iteration: int, texts: Sequence[str]) -> Committed:

@@ -105,7 +105,7 @@ def test_recall_of_an_iteration_with_a_lost_file_names_it(tmp_path: Path, iterat
     session, _ = resumed(tmp_path, 10)
     made = Session(session.run)
     made.recall_finished()
-    scores = made.iterations[iteration].scores
+    scores = made.iterations[iteration].rounds[0].scores
     assert scores is not None
     path = f"{scores.folder}/{scores.manifest.shards[1].name}"
     session.store.remove(path)
@@ -123,7 +123,7 @@ def test_recall_of_a_run_that_stopped_ends_at_its_last_whole_iteration(tmp_path:
     assert update is not None
     session.store.remove(f"{update.folder}/manifest.json")
     assert session.recall_finished() == 6
-    assert session.iterations[7].scores == made.iterations[7].scores
+    assert session.iterations[7].rounds == made.iterations[7].rounds
     assert session.iterations[7].update is None
 
 
@@ -137,4 +137,4 @@ def test_read_ahead_before_a_commit_finds_it_all_the_same(tmp_path: Path) -> Non
     ahead = ReadAhead(session.store, [1, 2])
     assert find(ahead, work) is None
     session.store.put(path, data)
-    assert find(ahead, work) == session.iterations[2].rollout
+    assert find(ahead, work) == session.iterations[2].rounds[0].rollout

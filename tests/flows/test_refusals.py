@@ -57,6 +57,8 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ("update.lr=-1", "update.lr is -1: input should be greater than 0"),
         ("update.algorithm=gppo", "update.algorithm is 'gppo'"),
         ("rollout.top_p=1.5", "rollout.top_p is 1.5"),
+        ("rollout.max_rounds=0", "rollout.max_rounds is 0"),
+        ("rollout.oversample=0.9", "rollout.oversample is 0.9"),
         ("update.lr", "is not key=value"),
         ("model.name=x", "'name' lies in no section"),
         ("model=nowhere", "give the folder of a Hugging Face model"),
@@ -149,6 +151,22 @@ def test_config_that_cannot_work_is_refused_in_a_sentence(
             "takes pairs from whatever sampled them: leave update.correction at none",
         ),
         (
+            ["rollout.max_rounds=3"],
+            "with groups whose rewards differ, and update.zero_spread=keep keeps the others too",
+        ),
+        (
+            [
+                "rollout.max_rounds=3",
+                "rollout.oversample=1.5",
+                "update.zero_spread=drop",
+                "update.reward_kl_coef=0.1",
+                "update.reward_kl_target=6",
+                "update.reward_kl_horizon=57",
+            ],
+            # 12 prompts of 8 samples in each of 3 rounds.
+            "for an iteration of 288 samples, which could take the coefficient to 0",
+        ),
+        (
             ["update.loss=ipo", "update.loss_aggregation=sequence_mean"],
             "ipo is a mean over pairs, and update.loss_aggregation sequence_mean is one of tokens",
         ),
@@ -223,6 +241,16 @@ def test_plan_prints_the_derived_sizes(bench, monkeypatch, capsys):
     sizes = json.loads(capsys.readouterr().out)
     assert sizes["samples an iteration"] == "64"
     assert sizes["prompt limit, tokens"] == "120"
+
+
+def test_plan_prints_rounds_where_they_fill_the_batch(bench, monkeypatch, capsys):
+    fields = ["rollout.max_rounds=4", "rollout.oversample=1.5", "update.zero_spread=drop"]
+    _, printed = ratchet(bench, monkeypatch, capsys, "plan", "run.yaml", *fields, "--json")
+    sizes = json.loads(printed.out)
+    assert sizes["rounds an iteration"] == "1 to 4"
+    assert sizes["prompts drawn an iteration"] == "12 to 48"
+    assert sizes["shards a round"] == "2"
+    assert sizes["prompts an optimizer step"] == "8"
 
 
 def test_plan_prints_what_the_algorithm_set_and_what_the_user_did(bench, monkeypatch, capsys):

@@ -22,12 +22,12 @@ from flows.report import Report, set_up_logging
 _, made = small_run(small_plan(Path({folder!r})), [1])
 set_up_logging()
 report = Report()
-progress = report.progress("rollout", 1)
+progress = report.progress("rollout", "1")
 progress(total=4)
 for _ in range(4):
     progress(samples=1, tokens=10)
     time.sleep(0.15)
-report.stage("rollout", 1, made[1].rollout.manifest, False)
+report.stage("rollout", "1", made[1].rounds[0].rollout.manifest, False)
 report.close()
 """
 
@@ -48,9 +48,9 @@ def lines(capsys):
 def test_report_of_stages_has_the_same_keys_in_the_same_places(tmp_path: Path, lines) -> None:
     _, made = small_run(small_plan(tmp_path), [1])
     said = Report()
-    said.stage("rollout", 1, made[1].rollout.manifest, was_reused=False)
-    said.stage("score", 1, made[1].scores.manifest, was_reused=True)
-    said.stage("update", 1, made[1].update.manifest, was_reused=False)
+    said.stage("rollout", "1", made[1].rounds[0].rollout.manifest, was_reused=False)
+    said.stage("score", "1", made[1].rounds[0].scores.manifest, was_reused=True)
+    said.stage("update", "1", made[1].update.manifest, was_reused=False)
     rollout, score, update = lines()
     for key in ("iteration=1 ", "samples=", "seconds="):
         assert rollout.index(key) == score.index(key) == update.index(key)
@@ -63,7 +63,7 @@ def test_report_of_stages_has_the_same_keys_in_the_same_places(tmp_path: Path, l
 
 
 def test_report_to_a_log_says_when_a_stage_starts_and_draws_nothing(lines) -> None:
-    progress = Report().progress("score", 3)
+    progress = Report().progress("score", "3")
     progress(total=8, found=1)
     progress(samples=8, shard=0)
     assert lines() == ["start    stage=score iteration=3   samples=8    shards_found=1"]
@@ -71,7 +71,7 @@ def test_report_to_a_log_says_when_a_stage_starts_and_draws_nothing(lines) -> No
 
 def test_report_of_a_long_stage_says_from_time_to_time_how_far_it_is(lines, monkeypatch) -> None:
     monkeypatch.setattr(report, "_BEAT_SECONDS", 0.0)
-    progress = Report().progress("rollout", 3)
+    progress = Report().progress("rollout", "3")
     progress(total=8)
     progress(samples=2, tokens=20)
     # A shard that commits brings its samples' tokens again; they are counted once.

@@ -10,8 +10,8 @@ import pytest
 
 from artifacts.store import Store
 from flows.cli import main
+from flows.iteration import Iteration, Round
 from flows.samples import join_iteration, telling_rows
-from flows.session import Iteration
 from small_run import REWARDS, small_plan, small_run, write_iteration, write_rollout
 
 
@@ -108,7 +108,7 @@ def test_samples_of_a_rollout_without_scores_are_shown_as_far_as_they_are(store,
 
 def test_join_of_tables_in_another_order_is_refused(tmp_path: Path) -> None:
     store, made = small_run(small_plan(tmp_path))
-    mixed = Iteration(made[1].rollout, made[2].scores, None)
+    mixed = Iteration([Round(made[1].rounds[0].rollout, made[2].rounds[0].scores)])
     with pytest.raises(ValueError, match="same samples in the same order"):
         join_iteration(store, mixed)
 

@@ -45,13 +45,14 @@ def committed(work, digest):
     return Committed(work.folder, made, False)
 base = Ref("model", plan.model_digest)
 rollout = rollout_work(
-    1, config.data, config.rollout, config.seed, committed(prompts, "p").ref, base, []
+    1, config.data, config.rollout, config.seed, committed(prompts, "p").ref, base, [],
+    range(4),
 )
 made = committed(rollout, changes.pop("rollout", "r"))
 score = score_work(1, config.score, plan.functions, made, None)
 update = update_work(
     1, config.update, config.score.on_null, config.rollout.temperature, config.total_steps,
-    made, committed(score, "s"), base, plan.update_functions, None,
+    [(made.ref, committed(score, "s").ref)], base, plan.update_functions, None,
 )
 print(json.dumps({work.stage: work.key for work in (prompts, rollout, score, update)}))
 """

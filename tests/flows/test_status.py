@@ -12,7 +12,8 @@ import pytest
 from artifacts.manifests import FILE_NAME, read_manifest, write_manifest
 from artifacts.store import Store
 from flows.cli import main
-from flows.status import newest, run_status, summary
+from flows.iteration import newest
+from flows.status import run_status, summary
 from small_run import (
     small_plan,
     small_run,
@@ -106,7 +107,7 @@ def test_status_of_no_run_ends_with_one_sentence(tmp_path: Path, status) -> None
 
 def test_newest_of_two_commits_of_a_stage_is_the_later_one(tmp_path: Path) -> None:
     store, made = small_run(small_plan(tmp_path), [1])
-    scores = made[1].scores
+    scores = made[1].rounds[0].scores
     for key, later in (("0" * 16, 10.0), ("f" * 16, -10.0)):
         provenance = {**scores.manifest.provenance}
         provenance["end"] += later

@@ -106,11 +106,11 @@ def test_tracking_of_a_run_shows_its_numbers_settings_data_and_records(folder: P
 
     manifests = read(plan, "manifests/iteration-000002.json")
     assert {stage: kept["digest"] for stage, kept in manifests.items()} == {
-        "rollout": made[2].rollout.manifest.digest,
-        "score": made[2].scores.manifest.digest,
+        "rollout": made[2].rounds[0].rollout.manifest.digest,
+        "score": made[2].rounds[0].scores.manifest.digest,
         "update": made[2].update.manifest.digest,
     }
-    assert manifests["update"]["inputs"]["rollout"]["path"] == made[2].rollout.folder
+    assert manifests["update"]["inputs"]["rollout"]["path"] == made[2].rounds[0].rollout.folder
 
 
 def test_tracking_sample_table_leads_from_failed_to_best_and_opens_as_a_table(folder: Path) -> None:
@@ -248,7 +248,9 @@ def test_tracking_of_an_iteration_costs_training_no_time_while_the_server_hangs(
 def test_tracking_of_an_iteration_whose_shards_are_gone_still_has_its_numbers(folder: Path) -> None:
     plan = small_plan(folder)
     store, made = small_run(plan)
-    store.remove(f"{made[1].rollout.folder}/{made[1].rollout.manifest.shards[0].name}")
+    store.remove(
+        f"{made[1].rounds[0].rollout.folder}/{made[1].rounds[0].rollout.manifest.shards[0].name}"
+    )
     assert track(plan, made).num_failures == 0
     assert [step for step, _, _ in points(plan, "reward/mean")] == [1, 2]
     assert read(plan, "samples/iteration-000002.json")["data"]

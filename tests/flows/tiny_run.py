@@ -13,6 +13,7 @@ from flows.config import load_config
 from flows.plan import make_plan
 from flows.record import open_run
 from flows.session import Session
+from stages.contract import Committed
 
 REWARDS = '''
 def digits(text, **row):
@@ -65,11 +66,19 @@ def session(*overrides: str, allow_change: bool = False) -> Iterator[Session]:
 
 def train(session: Session, until: int | None = None) -> None:
     """What the flow does, without Prefect: every iteration's stages, and what snapshots are due."""
+    for _ in stages(session, until):
+        pass
+
+
+def stages(session: Session, until: int | None = None) -> Iterator[Committed]:
+    """The same, stage by stage: what each one committed, before the next begins."""
     for iteration in range(len(session.history) + 1, (until or session.config.iterations) + 1):
-        session.rollout(iteration)
-        session.score(iteration)
-        session.update(iteration)
+        for number in session.rounds(iteration):
+            yield session.rollout(iteration, number)
+            yield session.score(iteration, number)
+        made = session.update(iteration)
         session.snapshot(iteration)
+        yield made
 
 
 def digests(url: str) -> dict[tuple[int, str], list[str]]:

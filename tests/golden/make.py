@@ -86,7 +86,7 @@ def make_prompts(store: Store) -> Ref:
 def make_rollout(store: Store, prompts: Ref, policy: Ref) -> Ref:
     data = DataConfig(path="prompts.jsonl", batch_size=2)
     config = RolloutConfig(samples_per_prompt=2, max_new_tokens=3, stop=["\n", "☃"])
-    work = rollout_work(1, data, config, 7, prompts, policy, [])
+    work = rollout_work(1, data, config, 7, prompts, policy, [], range(2))
     rows = [rollout_row(index) for index in range(len(SAMPLES))]
     tables = [pa.Table.from_pylist(rows[i : i + 2], schema=schemas.ROLLOUTS) for i in (0, 2)]
     shards = [write_shard(store, work.folder, i, table) for i, table in enumerate(tables)]

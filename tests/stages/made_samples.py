@@ -22,6 +22,7 @@ def samples_of(responses, masks=None, rewards=None, advantages=None, weights=Non
         rewards_S=np.zeros(count) if rewards is None else np.array(rewards, dtype=float),
         max_new_tokens=16,
         weights_S=np.ones(count) if weights is None else np.array(weights, dtype=float),
+        chosen_S=np.ones(count, dtype=bool),
         advantages=[
             a * np.array(mask, dtype=float) for a, mask in zip(advantages, masks, strict=True)
         ],

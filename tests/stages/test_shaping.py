@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.contract import StageError
+from stages.groups import kept_by_null_policy, zero_spread_groups
 from stages.update.advantages import Scored, compute_advantages
 from stages.update.batch import Component, Estimate
 from stages.update.config import UpdateConfig
@@ -15,10 +16,8 @@ from stages.update.estimators import ESTIMATORS, Estimator
 from stages.update.shaping import (
     at_sampled,
     keeps_kl_coef_positive,
-    kept_by_null_policy,
     next_kl_coef,
     overlong_penalty,
-    zero_spread_groups,
 )
 
 NAN = float("nan")

@@ -61,7 +61,7 @@ def train(store, trainers, every=1, iterations=ITERATIONS):
         rollout, scores = handmade.commit_iteration(store, iteration)
         policy = history[-1].ref if history else rollout.manifest.inputs["policy"]
         work = update_stage.update_work(
-            iteration, CONFIG, "drop_sample", TEMPERATURE, 6, rollout, scores, policy
+            iteration, CONFIG, "drop_sample", TEMPERATURE, 6, [(rollout.ref, scores.ref)], policy
         )
         history.append(
             update_stage.run(
@@ -96,7 +96,7 @@ def oracle(folder, store, iterations=ITERATIONS):
     after, norms, finished = [], [], 0
     for iteration in range(1, iterations + 1):
         rollout, scores = handmade.commit_iteration(store, iteration)
-        samples = read_samples(store, rollout.ref, scores.ref, CONFIG, "drop_sample")
+        samples = read_samples(store, handmade.inputs_of(rollout, scores), CONFIG, "drop_sample")
         with torch.no_grad():
             old = [logprobs_of(model, s) for s in samples.sequences]
         names = sorted(set(samples.groups))
@@ -197,9 +197,9 @@ def test_step_without_any_spread_leaves_the_weights_alone(folder, tmp_path, mini
     before = trainers.weights().result()
     policy = rollout.manifest.inputs["policy"]
     work = update_stage.update_work(
-        1, config, "drop_sample", TEMPERATURE, 3, rollout, scores, policy
+        1, config, "drop_sample", TEMPERATURE, 3, [(rollout.ref, scores.ref)], policy
     )
-    result = trainers.update(store, UpdateOrder(rollout.ref, scores.ref, work.identity))
+    result = trainers.update(store, UpdateOrder(work.inputs, work.identity))
     after = trainers.weights().result()
     assert result.steps[0]["update/skipped_steps"] == 1
     assert all(np.array_equal(before[name][1], after[name][1]) for name in before)

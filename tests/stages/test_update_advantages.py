@@ -8,6 +8,7 @@ import torch
 import handmade
 import tiny
 from artifacts.errors import IntegrityError
+from artifacts.manifests import Ref
 from artifacts.shards import read_shard
 from artifacts.store import Store
 from stages.contract import StageError
@@ -42,7 +43,15 @@ def work_of(iteration, config, rollout, scores, history=()):
     policy = before.ref if before else rollout.manifest.inputs["policy"]
     functions = update_stage.function_digests(config)
     return update_stage.update_work(
-        iteration, config, "drop_sample", 1.0, 9, rollout, scores, policy, functions, before
+        iteration,
+        config,
+        "drop_sample",
+        1.0,
+        9,
+        [(rollout.ref, scores.ref)],
+        policy,
+        functions,
+        before,
     )
 
 
@@ -73,7 +82,7 @@ def give_token_rewards(scores):
 def test_token_rewards_are_carried_from_the_scores_to_each_token(store):
     rollout, scores = handmade.commit_iteration(store, 1, nulls=1, change=give_token_rewards)
     config = UpdateConfig(advantage="reinforce")
-    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
+    samples = read_samples(store, handmade.inputs_of(rollout, scores), config, "drop_sample")
     rewards = pa.concat_tables(
         read_shard(store, scores.folder, shard) for shard in scores.manifest.shards
     )["reward"].to_pylist()
@@ -85,10 +94,19 @@ def test_token_rewards_are_carried_from_the_scores_to_each_token(store):
         np.testing.assert_allclose(row, expected, atol=1e-12)
 
 
+def test_samples_of_another_model_than_the_one_to_be_updated_are_refused(store):
+    rollout, scores = handmade.commit_iteration(store, 1)
+    inputs = {**handmade.inputs_of(rollout, scores), "policy": Ref("model", "1" * 64)}
+    with pytest.raises(IntegrityError) as refused:
+        read_samples(store, inputs, UpdateConfig(), "drop_sample")
+    assert (refused.value.expected, refused.value.found) == ("1" * 64, "0" * 64)
+    assert refused.value.path == rollout.folder
+
+
 def test_microbatch_gives_each_token_its_own_advantage(store):
     rollout, scores = handmade.commit_iteration(store, 1, change=give_token_rewards)
     config = UpdateConfig(advantage="reinforce_pp")
-    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
+    samples = read_samples(store, handmade.inputs_of(rollout, scores), config, "drop_sample")
     members = [7, 2, 4]
     batch = MicroBatch.of(samples, members, None, torch.device("cpu"))
     expected = np.concatenate([samples.advantages[i] for i in members]).astype(np.float32)
@@ -104,7 +122,9 @@ def test_scores_of_a_version_without_token_rewards_still_read(store, monkeypatch
     handmade_schema = handmade.scores_schema
     monkeypatch.setattr(handmade, "scores_schema", without)
     rollout, scores = handmade.commit_iteration(store, 1)
-    samples = read_samples(store, rollout.ref, scores.ref, UpdateConfig(), "drop_sample")
+    samples = read_samples(
+        store, handmade.inputs_of(rollout, scores), UpdateConfig(), "drop_sample"
+    )
     assert any(row.any() for row in samples.advantages)
 
 
@@ -126,7 +146,7 @@ def test_scores_that_do_not_fit_their_rollout_are_refused(store, column, value, 
 
     rollout, scores = handmade.commit_iteration(store, 1, change=spoil)
     with pytest.raises(IntegrityError) as refused:
-        read_samples(store, rollout.ref, scores.ref, UpdateConfig(), "drop_sample")
+        read_samples(store, handmade.inputs_of(rollout, scores), UpdateConfig(), "drop_sample")
     for part in what.split(": .*"):
         assert part in str(refused.value)
 
@@ -138,7 +158,7 @@ def test_user_estimator_by_path_decides_the_committed_advantages(store, folder, 
     assert update.manifest.functions.keys() == {"advantage"}
     assert update.manifest.identity["advantage"] == ":length"
     rollout, scores = handmade.commit_iteration(store, 1, groups=3, nulls=1)
-    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
+    samples = read_samples(store, handmade.inputs_of(rollout, scores), config, "drop_sample")
     rows = advantages_of(store, update)
     expected = [len(response) - 2.5 for _, response in samples.sequences[:-1]]
     assert [row["advantage"] for row in rows] == [*expected, None]
@@ -200,7 +220,7 @@ def test_token_level_advantages_are_committed_token_by_token(store, folder):
     config = UpdateConfig(advantage="reinforce_pp", reward_kl_coef=0.1, **TRAINED)
     (update,) = train(store, folder, config, 1, nulls=1)
     rollout, scores = handmade.commit_iteration(store, 1, groups=3, nulls=1)
-    samples = read_samples(store, rollout.ref, scores.ref, config, "drop_sample")
+    samples = read_samples(store, handmade.inputs_of(rollout, scores), config, "drop_sample")
     rows = advantages_of(store, update)
     for row, tokens in zip(rows[:-1], samples.advantages, strict=False):
         if len(tokens) > 1:

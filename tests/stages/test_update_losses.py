@@ -22,11 +22,11 @@ def folder(tmp_path_factory):
 
 
 def updated(folder, store, config, iterations=1):
-    """Committed updates, each of the same samples."""
+    """Committed updates, each of samples that are alike."""
     spec = TrainerSpec(folder, config, "drop_sample", 0.8, 9, "float32")
     trainers, history = Trainers(LocalCluster(), spec, 1, Placement()), []
-    rollout, scores = handmade.commit_iteration(store, 1)
     for iteration in range(1, iterations + 1):
+        rollout, scores = handmade.commit_iteration(store, iteration, seed=1)
         policy = history[-1].ref if history else rollout.manifest.inputs["policy"]
         work = update_stage.update_work(
             iteration,
@@ -34,8 +34,7 @@ def updated(folder, store, config, iterations=1):
             "drop_sample",
             0.8,
             9,
-            rollout,
-            scores,
+            [(rollout.ref, scores.ref)],
             policy,
             update_stage.function_digests(config),
         )
