@@ -63,6 +63,10 @@ def read_file(store: Store, folder: str, shard: Shard) -> bytes:
         RetiredError: it was removed by ``ratchet gc``.
         IntegrityError: it is missing, or its digest is another.
     """
+    return bytes(_view_file(store, folder, shard))
+
+
+def _view_file(store: Store, folder: str, shard: Shard) -> memoryview:
     is_large = shard.bytes > _LARGE_BYTES
     return _read_verified(store, f"{folder}/{shard.name}", shard.digest, is_large)
 
@@ -79,7 +83,7 @@ def read_shard(
         ValueError: its rows were written by a later version of the schema.
     """
     path = f"{folder}/{shard.name}"
-    table = _decode(path, read_file(store, folder, shard), columns)
+    table = _decode(path, _view_file(store, folder, shard), columns)
     if table.num_rows != shard.rows:
         raise IntegrityError(path, shard.rows, table.num_rows, "rows")
     return table
@@ -120,9 +124,9 @@ def find_shards(store: Store, folder: str, wanted: Iterable[int]) -> dict[int, S
     return found
 
 
-def _read_verified(store: Store, path: str, digest: str, is_large: bool = False) -> bytes:
+def _read_verified(store: Store, path: str, digest: str, is_large: bool = False) -> memoryview:
     try:
-        data = store.read(path, is_large)
+        data = store.view(path, is_large)
     except FileNotFoundError as error:
         # A tombstone is there before a byte goes: who misses the bytes finds it.
         folder, _, name = path.rpartition("/")
@@ -134,7 +138,7 @@ def _read_verified(store: Store, path: str, digest: str, is_large: bool = False)
     return data
 
 
-def _decode(path: str, data: bytes, columns: Collection[str] | None = None) -> pa.Table:
+def _decode(path: str, data: memoryview, columns: Collection[str] | None = None) -> pa.Table:
     # The stream format is refused: cut between two batches, it reads as a shorter whole table.
     try:
         reader = pa.ipc.open_file(data)

@@ -7,6 +7,7 @@ is never opened. No answer comes from a cached listing.
 
 import contextlib
 import functools
+import mmap
 import os
 import re
 import threading
@@ -127,6 +128,28 @@ class Store:
         if not is_inside(path):
             raise ValueError(f"{path!r} is not a path inside {self.url}")
         return f"{self.root}/{path}"
+
+    def view(self, path: str, is_large: bool = False) -> memoryview:
+        """The same bytes to look at. Raises FileNotFoundError.
+
+        Of a local file they are its own pages, which the kernel reads ahead while the first are
+        digested: nothing is copied, and what is named here is never changed.
+        """
+        mapped = self._map(path) if self.is_local else None
+        return memoryview(self.read(path, is_large)) if mapped is None else mapped
+
+    @_operation("read")
+    def _map(self, path: str) -> memoryview | None:
+        """A local file's pages; None where it is not there, or has none."""
+        try:
+            with open(self.locate(path), "rb") as file:
+                pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:  # an empty file can't be mapped
+            return None
+        pages.madvise(mmap.MADV_WILLNEED)
+        return memoryview(pages)
 
     @_operation("read")
     def read(self, path: str, is_large: bool = False) -> bytes:

@@ -91,7 +91,7 @@ for _name in _OPERATIONS:
 
 
 def _half(answer: Any) -> Any:
-    if isinstance(answer, bytes | list):
+    if isinstance(answer, bytes | list | memoryview):
         return answer[: len(answer) // 2]
     if isinstance(answer, dict):
         return dict(list(answer.items())[: len(answer) // 2])
