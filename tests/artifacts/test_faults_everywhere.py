@@ -118,7 +118,7 @@ def test_score_on_s3_with_a_fault_from_any_request_on_is_whole_and_completes_by_
 ) -> None:
     plan = plain_plan(tmp_path, iterations=1, checkpoint={"every": 1})
     local = Store(str(tmp_path / "undisturbed"))
-    made = train(local, plan).iterations[1].scores
+    made = train(local, plan).iterations[1].rounds[0].scores
     with s3_through(line, 1, monkeypatch):
         session = begin(Store(f"s3://{BUCKET}/{uuid4().hex}"), plan)
         session.rollout(1)
