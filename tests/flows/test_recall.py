@@ -95,7 +95,8 @@ def test_newest_snapshot_of_a_long_run_is_found_by_one_listing(tmp_path: Path) -
     write_snapshot(session.store, session.history[4])
     counted.asked.clear()
     assert newest_snapshot(session.store, session.history) == 5
-    assert [name for name, _ in counted.asked] == ["ls", "ls"]
+    # Then a look at its manifest, and at whether its files are there.
+    assert [name for name, _ in counted.asked] == ["ls", "ls", "cat_file", "find"]
     assert newest_snapshot(session.store, session.history[:4]) == 0
 
 
