@@ -90,9 +90,10 @@ def round_work(iteration: int, args: argparse.Namespace, prompts: Committed) -> 
 
 def requests_of(work: Work, prompts: PromptSet) -> list[tuple[list[int], int]]:
     """The same requests as the stage's, for the bare engine."""
+    rows = rollout_stage.selection_of(work, prompts).rows
     return [
         (list(sample["prompt_ids"]), int(sample["seed"]))
-        for order in rollout_stage.shard_orders(work, prompts)
+        for order in rollout_stage.shard_orders(work, prompts, rows)
         for sample in order.samples
     ]
 

@@ -58,7 +58,7 @@ def _row(n: int, text: str, truth: str | None) -> dict[str, Any]:
         "ground_truth": truth,
         "extra": json.dumps({"n": n}),
         "policy_version": 0,
-        "policy_digest": "",
+        "policy_digest": "0" * 64,
     }
 
 

@@ -77,5 +77,5 @@ def _policy_problems(store: Store, manifest: Manifest, table: pa.Table) -> Itera
     for name, expected in (("policy_digest", policy.digest), ("policy_version", policy.version)):
         found = distinct(table[name])
         if found != [expected] or not is_whole(table[name]):
-            shown = ", ".join(map(str, found)) or "null"
+            shown = ", ".join(str(value) or "empty" for value in found) or "null"
             yield f"its {name} is {shown}, and its policy's is {expected}"

@@ -80,7 +80,7 @@ def _make(
     engines: Callable[[], Engines],
     progress: Progress,
 ) -> Product:
-    selection = _select(work, prompts)
+    selection = selection_of(work, prompts)
     orders = list(shard_orders(work, prompts, selection.rows))
     shards = find_shards(store, work.folder, [order.index for order in orders])
     missing = [order for order in orders if order.index not in shards]
@@ -105,7 +105,8 @@ def _make(
     return Product(whole, outcome, rollout_metrics(store, work.folder, whole), provenance)
 
 
-def _select(work: Work, prompts: PromptSet) -> Selection:
+def selection_of(work: Work, prompts: PromptSet) -> Selection:
+    """The rows of a round, and where the next one begins."""
     identity = work.identity
     return select(
         prompts.num_rows,

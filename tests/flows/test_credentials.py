@@ -10,6 +10,7 @@ import yaml
 from child import start_child
 from flows.cli import main
 from flows.config import UserError, load_config, make_config
+from stages.score.outcomes import failed
 
 PASSWORD = "hunter2-Xy/z=="
 CONFIG: dict[str, Any] = {
@@ -91,7 +92,9 @@ def test_command_on_a_url_with_credentials_exits_two_without_repeating_them(
 # Its reward tells what it should keep to itself, as clients of paid services do in their errors.
 REWARD = """
 import os
-def share(text, **row):
+def share(text, sample_id, **row):
+    if sample_id.endswith("0"):
+        return 1.0
     key, password = os.environ["JUDGE_API_KEY"], "pw" * 5
     raise PermissionError(f"401 for key {key} at https://x:{password}@judge")
 """
@@ -141,11 +144,9 @@ def test_stage_in_an_environment_full_of_secrets_writes_and_prints_none_of_them(
         assert [path for path, data in told.items() if secret.encode() in data] == []
 
 
-def test_error_record_of_a_reward_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stages.score.config import RewardSpec
-    from stages.score.rewards import error_record
-
+def test_failure_of_a_reward_keeps_what_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", "sk-judge-0123456789")
     error = PermissionError("401 for key sk-judge-0123456789 at https://x:secret@judge/v1")
-    record = error_record(RewardSpec(fn="a:b"), "s0", error)
-    assert record["message"] == "401 for key *** at https://***@judge/v1"
+    failure = failed(error).failure
+    assert failure is not None
+    assert failure.message == "401 for key *** at https://***@judge/v1"
