@@ -61,6 +61,7 @@ def commit_prompts(store: Store, count: int, length: int) -> Committed:
     rows = [
         {
             "prompt_id": str(n),
+            "source": "data",
             "row": n,
             "token_ids": [rng.randrange(100, 40000) for _ in range(length)],
             "text": "",
@@ -71,7 +72,11 @@ def commit_prompts(store: Store, count: int, length: int) -> Committed:
     ]
     work = PromptWork("prompts", "prompts", 1, 0, {"count": count, "length": length}, {})
     table = pa.Table.from_pylist(rows, schema=schemas.PROMPTS)
-    return find_or_make(store, work, lambda: Product([write_shard(store, work.folder, 0, table)]))
+
+    def make() -> Product:
+        return Product([write_shard(store, work.folder, 0, table)], {"rows": [count]})
+
+    return find_or_make(store, work, make)
 
 
 def round_work(iteration: int, args: argparse.Namespace, prompts: Committed) -> Work:
