@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +29,10 @@ from flows.plan import Plan
 from flows.revisions import Revision, Run
 from flows.session import Session
 from stages.contract import Committed, Product, find_or_make
+from stages.rollout.config import RolloutConfig
 from stages.rollout.engine import Request, Sampled
 from stages.rollout.prompts import prompt_work
-from stages.rollout.worker import PolicyName, RolloutWorker
+from stages.rollout.worker import RolloutWorker
 from stages.score.rewards import reward_digests
 from stages.update.digests import tensor_records, weights_digest
 from stages.update.samples import read_samples, split_minibatches
@@ -51,9 +53,12 @@ _SHAPES = {"embed": (3, 2), "head": (4,)}
 class PlainEngine:
     """Digits drawn from the seed and the weights."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
+        self._most = config.max_new_tokens
         self._bias = 0.0
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
     def load(self, weights: Mapping[str, Any]) -> None:
         self._bias = float(sum(array.sum() for _, array in weights.values()))
@@ -68,13 +73,11 @@ class PlainEngine:
 
 
 class PlainRolloutWorker(RolloutWorker):
-    """The rollout worker with a plain engine in it."""
+    """The rollout worker with a plain engine where vLLM's would be."""
 
-    def __init__(
-        self, name: str, model: str, policy: PolicyName, config: Any, context: int
-    ) -> None:
-        self._name, self._held = name, policy
-        self._engine = PlainEngine(config.max_new_tokens)
+    def __init__(self, *args: Any) -> None:
+        with patch("stages.rollout.vllm_engine.VllmEngine", PlainEngine):
+            super().__init__(*args)
 
 
 class PlainTrainer:
@@ -115,7 +118,7 @@ class PlainTrainer:
                 step_of_sample[i] = self._step
             tokens = sum(len(samples.loss_masks[i]) for i in indices if samples.weights_S[i] > 0)
             steps.append(self._metrics(float(gradient), tokens))
-        records = tensor_records(self.weights())
+        records = tensor_records(self.weights(), {})
         seconds = {"read": 0.0, "steps": 0.0}
         digest = weights_digest(records)
         return UpdateResult(digest, records, steps, samples, step_of_sample, seconds)
@@ -133,7 +136,7 @@ class PlainTrainer:
         return {"step": self._step, "update/loss": loss, **trained}
 
     def take_stock(self) -> str:
-        return weights_digest(tensor_records(self.weights()))
+        return weights_digest(tensor_records(self.weights(), {}))
 
     def weights(self) -> dict[str, tuple[str, np.ndarray]]:
         return {name: ("float32", array) for name, array in self._tensors["weights"].items()}
