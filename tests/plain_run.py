@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +29,10 @@ from flows.plan import Plan
 from flows.revisions import Revision, Run
 from flows.session import Session
 from stages.contract import Committed, Product, find_or_make
+from stages.rollout.config import RolloutConfig
 from stages.rollout.engine import Request, Sampled
 from stages.rollout.prompts import prompt_work
-from stages.rollout.worker import PolicyName, RolloutWorker
+from stages.rollout.worker import RolloutWorker
 from stages.score.rewards import reward_digests
 from stages.update.digests import tensor_records, weights_digest
 from stages.update.samples import read_samples, split_minibatches
@@ -51,9 +53,12 @@ _SHAPES = {"embed": (3, 2), "head": (4,)}
 class PlainEngine:
     """Digits drawn from the seed and the weights."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
+        self._most = config.max_new_tokens
         self._bias = 0.0
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
     def load(self, weights: Mapping[str, Any]) -> None:
         self._bias = float(sum(array.sum() for _, array in weights.values()))
@@ -68,13 +73,11 @@ class PlainEngine:
 
 
 class PlainRolloutWorker(RolloutWorker):
-    """The rollout worker with a plain engine in it."""
+    """The rollout worker with a plain engine where vLLM's would be."""
 
-    def __init__(
-        self, name: str, model: str, policy: PolicyName, config: Any, context: int
-    ) -> None:
-        self._name, self._held, self._is_deterministic = name, policy, config.deterministic
-        self._engine = PlainEngine(config.max_new_tokens)
+    def __init__(self, *args: Any) -> None:
+        with patch("stages.rollout.vllm_engine.VllmEngine", PlainEngine):
+            super().__init__(*args)
 
 
 class PlainTrainer:
@@ -106,7 +109,7 @@ class PlainTrainer:
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
         spec = self._spec.under(order)
-        samples = read_samples(store, order.inputs, spec.config, spec.on_null, order.wanted)
+        samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
         steps, step_of_sample = [], [0] * len(samples)
         for indices in split_minibatches(samples.groups, spec.config.minibatches):
             gradient = np.float32(sum(float(samples.advantages[i].sum()) for i in indices))
