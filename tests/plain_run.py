@@ -109,7 +109,7 @@ class PlainTrainer:
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
         spec = self._spec.under(order)
-        samples = read_samples(store, order.rollout, order.scores, spec.config, spec.on_null)
+        samples = read_samples(store, order.inputs, spec.config, spec.on_null, order.wanted)
         steps, step_of_sample = [], [0] * len(samples)
         for indices in split_minibatches(samples.groups, spec.config.minibatches):
             gradient = np.float32(sum(float(samples.advantages[i].sum()) for i in indices))
