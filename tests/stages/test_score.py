@@ -254,9 +254,12 @@ def test_token_rewards_reach_the_update_once(store, tmp_path) -> None:
     rollout = commit_rollout(store, ["000", "00"], 2)
     made = score(store, wanted, rollout, make_scorers(wanted, model=model))
 
+    base = rollout.manifest.inputs["policy"]
+
     def advantages(estimator: str) -> list[float]:
         config = UpdateConfig(advantage=estimator)
-        samples = read_samples(store, rollout.ref, made.ref, config, "drop_sample")
+        inputs = {"rollout": rollout.ref, "scores": made.ref, "policy": base}
+        samples = read_samples(store, inputs, config, "drop_sample")
         return [float(values[0]) for values in samples.advantages]
 
     # Totals of 0 + 3 and 1 + 2: equal, so that each less the other is nothing.
