@@ -14,6 +14,7 @@ from artifacts.manifests import Shard, read_manifest
 from artifacts.shards import read_shard
 from artifacts.store import Store
 from artifacts.verification import verify
+from handmade import inputs_of
 from scoring import commit_rollout, make_scorers, reward_file, rows_of, score
 from stages.contract import StageError
 from stages.ledger import read_ledger
@@ -291,7 +292,7 @@ def test_token_rewards_reach_the_update_once(store, tmp_path) -> None:
 
     def advantages(estimator: str) -> list[float]:
         config = UpdateConfig(advantage=estimator)
-        samples = read_samples(store, rollout.ref, made.ref, config, "drop_sample")
+        samples = read_samples(store, inputs_of(rollout, made), config, "drop_sample")
         return [float(values[0]) for values in samples.advantages]
 
     # Totals of 0 + 3 and 1 + 2: equal, so that each less the other is nothing.
