@@ -84,6 +84,7 @@ class Critic:
             split = values_N.split([len(response) for _, response in taken])
             parts += [(i, part.numpy()) for i, part in zip(members, split, strict=False)]
         self._model.train()
+        self._model.reshard()  # a forward without a backward leaves the root's weights whole
         gathered: list[Any] = [None] * ranks
         dist.all_gather_object(gathered, parts)
         found = dict(pair for part in gathered for pair in part)

@@ -270,7 +270,9 @@ def critic_weights(store, update):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_critic_on_ranks_has_the_weights_and_metrics_of_a_plain_loop(ray, folder, tmp_path, ranks):
     store = Store(str(tmp_path))
-    trainers = Trainers(ray, spec_of(folder), ranks, Placement())
+    # Checkpointed layers run a second time in backward; no number is another for it.
+    config = CONFIG.model_copy(update={"activation_checkpointing": ranks == 2})
+    trainers = Trainers(ray, spec_of(folder, config), ranks, Placement())
     history = train(store, trainers, folder)
     trainers.drop()
     plain = PlainCritic(folder)
@@ -352,6 +354,20 @@ def test_critic_that_began_as_another_model_is_refused(folder, tmp_path):
     other = CriticName("1" * 64, 0, "1" * 64)
     with pytest.raises(StageError, match="begins at a model of digest 1111"):
         trainers.values(other, store, rollout.folder, rollout.manifest.shards[0])
+
+
+def test_values_leave_the_critic_as_it_was_kept(folder, tmp_path):
+    store = Store(str(tmp_path))
+    trainers = Trainers(LocalCluster(), spec_of(folder), 1, Placement())
+    history = train(store, trainers, folder, iterations=1)
+    rollout, _ = commit_iteration(store, 9)
+    name = critic_after(history[0], model_digest(folder))
+    trainers.values(name, store, rollout.folder, rollout.manifest.shards[0])
+    kept = policy_work(history[0]).folder
+    snapshot = Ref(kept, read_manifest(store, kept).digest)
+    distances = trainers.distances(store, snapshot)
+    assert "critic.score.weight" in distances
+    assert set(distances.values()) == {0.0}
 
 
 def test_critic_after_an_update_goes_on_only_from_its_own_base(folder, tmp_path):
