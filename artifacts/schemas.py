@@ -79,7 +79,7 @@ STEPS = _schema(
 TENSORS = _schema(
     "tensors",
     [
-        ("name", pa.string(), "a parameter of the new policy, by its Hugging Face name"),
+        ("name", pa.string(), "a parameter by its Hugging Face name; critic.<name>: the critic's"),
         ("dtype", pa.string(), "of the master weights"),
         ("shape", pa.list_(pa.int64()), "its lengths"),
         ("digest", pa.string(), "sha256 of its bytes, row by row"),
@@ -115,5 +115,6 @@ def scores_schema(rewards: list[str]) -> pa.Schema:
         ("error", pa.string(), "JSON list: what reward functions raised, else null"),
         ("reference_logprobs", _FLOATS, "log-probs under the reference model, else null"),
         ("token_rewards", _DOUBLES, "per token, weighted, beside `reward` and not in it, or null"),
+        ("values", _FLOATS, "the critic's value of the state before each token, else null"),
     ]
     return _schema("scores", columns)

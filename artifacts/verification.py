@@ -102,7 +102,7 @@ def _read(store: Store, folder: str, shard: Shard) -> pa.Table | None:
 
 
 def _input_problems(store: Store, folder: str, name: str, ref: Ref) -> Iterator[str]:
-    if ref.path == "model":  # lies outside the run, and is checked when it is loaded
+    if ref.path in ("model", "critic"):  # lies outside the run; checked when it is loaded
         return
     try:
         read_manifest(store, ref.path, ref.digest)

@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts.keys import canonical, key_of
 from flows.config import Config, UserError
+from flows.critic_checks import check_critic, critic_digest
 from flows.iteration import next_groups
 from flows.loss_checks import check_loss
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
@@ -31,6 +32,7 @@ class Plan:
     data_digest: str
     functions: dict[str, str]
     update_functions: dict[str, str] = field(default_factory=dict)
+    critic_digest: str | None = None
 
     @property
     def samples(self) -> int:
@@ -51,10 +53,9 @@ class Plan:
             "data_digest": self.data_digest,
             "functions": self.functions,
             "update_functions": self.update_functions,
+            "critic_digest": self.critic_digest,
             # A learning rate that falls towards the end of the run depends on where that is.
-            "total_steps": None
-            if self.config.update.lr_schedule == "constant"
-            else self.config.total_steps,
+            "total_steps": self.config.total_steps if self.config.update.has_decay else None,
         }
 
     def record(self) -> dict[str, Any]:
@@ -111,6 +112,11 @@ class Plan:
                 "loaded" if self.needs_reference else "not loaded",
                 "a KL in loss or reward, or a loss of preference pairs",
             ),
+            (
+                "critic",
+                "not loaded" if config.update.critic is None else "loaded",
+                "update.critic: values for advantages that need them",
+            ),
             *preset_rows(config.update.model_dump()),
         ]
 
@@ -126,6 +132,7 @@ def make_plan(config: Config) -> Plan:
         check_advantage(config)
         check_loss(config)
         limit = prompt_limit(config)
+        check_critic(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)
         if any(spec.per_token for spec in config.score.rewards):
@@ -141,6 +148,7 @@ def make_plan(config: Config) -> Plan:
             data_digest=digest,
             functions=functions,
             update_functions=function_digests(config.update),
+            critic_digest=critic_digest(config),
         )
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
@@ -158,6 +166,7 @@ def plan_of_record(record: dict[str, Any]) -> Plan:
         data_digest=identity["data_digest"],
         functions=identity["functions"],
         update_functions=identity["update_functions"],
+        critic_digest=identity.get("critic_digest"),
     )
 
 
@@ -185,11 +194,6 @@ def check_advantage(config: Config) -> None:
     """Refuse an estimator without what it needs, and shaping that fits no estimator or length."""
     update, rollout = config.update, config.rollout
     estimator = find_estimator(update.advantage)
-    if estimator.needs_critic:
-        raise UserError(
-            f"update.advantage {update.advantage} needs a critic, and there is none yet: "
-            "take update.algorithm=grpo or rloo, or another that needs none"
-        )
     if rollout.samples_per_prompt == 1:
         if estimator.compares_group:
             raise UserError(

@@ -101,7 +101,7 @@ def _replay(session: Session, url: str, update: Committed, iteration: int) -> Re
     differences = [
         *metric_differences(_stored(store, update, "steps"), steps),
         *_tensor_differences(store, update, tensors, trainers),
-        *_digest_difference(update.manifest, result),
+        *_digest_differences(update.manifest, result),
     ]
     return Replay(
         run=url,
@@ -155,11 +155,15 @@ def _tensor_line(
     return f"tensor {name}: norm committed {was['norm']!r}, replayed {now['norm']!r}{far}"
 
 
-def _digest_difference(manifest: Manifest, result: UpdateResult) -> list[str]:
-    was = manifest.outcome["weights_digest"]
-    if was == result.weights_digest:
-        return []
-    return [f"weights digest: committed {was}, replayed {result.weights_digest}"]
+def _digest_differences(manifest: Manifest, result: UpdateResult) -> list[str]:
+    outcome = manifest.outcome
+    pairs = (
+        ("weights", outcome["weights_digest"], result.weights_digest),
+        ("critic", outcome.get("critic_digest"), result.critic_digest),
+    )
+    return [
+        f"{what} digest: committed {was}, replayed {now}" for what, was, now in pairs if was != now
+    ]
 
 
 def _stored(store: Store, update: Committed, stem: str) -> pa.Table:
@@ -198,7 +202,7 @@ def _print(found: Replay) -> None:
         )
         return
     print(f"iteration {found.iteration} differs from what is committed{before}; the first of each:")
-    for kind in ("step ", "tensor ", "weights "):
+    for kind in ("step ", "tensor ", "weights ", "critic "):
         lines = [line for line in found.differences if line.startswith(kind)]
         if lines:
             more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""

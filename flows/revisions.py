@@ -24,6 +24,7 @@ _STAGE_OF = {
     "functions": "score",
     "update": "update",
     "update_functions": "update",
+    "critic_digest": "score",
     "total_steps": "update",
 }
 _FOR_EVER = {"model_digest": "the model", "tokenizer_digest": "the tokenizer"}

@@ -5,6 +5,8 @@ Each finds what is committed or makes it, so calling them again costs nothing an
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from artifacts.rounds import in_round
 from flows.iteration import Round
@@ -17,7 +19,9 @@ from stages.rollout import run as rollout_stage
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
+from stages.score.scorers import Values
 from stages.update import run as update_stage
+from stages.update.critic_name import CriticName
 from stages.update.trainers import is_rebuildable
 
 
@@ -48,7 +52,9 @@ class Session(Standing):
     def score(self, iteration: int, number: int = 1) -> Committed:
         """Reward a round's samples."""
         seen = self._recalled(iteration, "score", number, self.score_work(iteration, number))
-        return seen or self._score(score_stage.run, iteration, number)
+        critic = self.critic_name(iteration)
+        values = None if critic is None else partial(self._values_of, critic)
+        return seen or self._score(score_stage.run, iteration, number, critic=values)
 
     def retry_errors(self, iteration: int) -> Committed:
         """Reward those of the iteration's scored samples again whose reward failed, round by round.
@@ -68,7 +74,9 @@ class Session(Standing):
             made.append(self._score(score_stage.retry_errors, iteration, number))
         return made[-1]
 
-    def _score(self, how: Callable[..., Committed], iteration: int, number: int) -> Committed:
+    def _score(
+        self, how: Callable[..., Committed], iteration: int, number: int, **options: Any
+    ) -> Committed:
         work, rollout = self.score_work(iteration, number), self._round(iteration, number).rollout
         made = how(
             self.store,
@@ -77,6 +85,7 @@ class Session(Standing):
             self.config.score,
             lambda: self.pools.scorers,
             self.report.progress("score", in_round(iteration, number)),
+            **options,
         )
         self._at(iteration).rounds[number - 1 :] = [Round(rollout, made)]
         return made
@@ -118,6 +127,11 @@ class Session(Standing):
         trainers = self.pools.trainers
         trainers.bring_to(self.store, self.history)
         return update_stage.save_snapshot(self.store, update, trainers)
+
+    def _values_of(self, critic: CriticName) -> Values:
+        trainers = self.pools.trainers
+        trainers.bring_to(self.store, self.history)
+        return partial(trainers.values, critic)
 
     def _engines_with(self, policy: PolicyName) -> Engines:
         engines = self.pools.engines

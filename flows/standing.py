@@ -23,6 +23,7 @@ from stages.rollout.prompts import PromptSet, prepare, prompt_work
 from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
 from stages.update import run as update_stage
+from stages.update.critic_name import CriticName, critic_after
 from stages.update.trainers import is_rebuildable, policy_work
 
 # Iterations read ahead at once: enough to keep every reader busy, and little to have read in vain.
@@ -67,6 +68,11 @@ class Standing:
             return PolicyName(0, self.plan.model_digest)
         return PolicyName(len(self.history), self.history[-1].manifest.outcome["weights_digest"])
 
+    def critic_name(self, iteration: int) -> CriticName | None:
+        """The critic that scores ``iteration`` and is taught by its update; None without one."""
+        base = self.plan_at(iteration).critic_digest
+        return None if base is None else critic_after(self._before(iteration), base)
+
     def rounds(self, iteration: int) -> Iterator[int]:
         """Numbers of the iteration's rounds, from 1.
 
@@ -88,8 +94,8 @@ class Standing:
 
     def rollout_work(self, iteration: int, number: int = 1) -> Work:
         """The description of a round's rollout; all before it is to be known."""
-        config = self.plan_at(iteration).config
-        policy = self.history[iteration - 2].ref if iteration > 1 else self.base
+        config, before = self.plan_at(iteration).config, self._before(iteration)
+        policy = before.ref if before else self.base
         return rollout_stage.rollout_work(
             iteration,
             config.data,
@@ -104,18 +110,24 @@ class Standing:
 
     def score_work(self, iteration: int, number: int = 1) -> Work:
         """The description of a round's scoring."""
-        plan = self.plan_at(iteration)
+        plan, critic = self.plan_at(iteration), self.critic_name(iteration)
+        values = None
+        if critic is not None:
+            before = self._before(iteration) if critic.version else None
+            made_by = before.ref if before else Ref("critic", critic.base)
+            values = made_by, {**critic.identity(), "dtype": plan.config.update.dtype}
         return score_stage.score_work(
             iteration,
             plan.config.score,
             plan.functions,
             self._round(iteration, number).rollout,
             reference_identity(plan),
+            values,
         )
 
     def update_work(self, iteration: int) -> Work:
         """The description of an iteration's update."""
-        config = self.plan_at(iteration).config
+        config, before = self.plan_at(iteration).config, self._before(iteration)
         return update_stage.update_work(
             iteration,
             config.update,
@@ -123,10 +135,11 @@ class Standing:
             config.rollout.temperature,
             config.total_steps,
             self._whole_rounds(iteration),
-            self.history[iteration - 2].ref if iteration > 1 else self.base,
+            before.ref if before else self.base,
             self.plan_at(iteration).update_functions,
-            self.history[iteration - 2] if iteration > 1 else None,
+            before,
             config.data.batch_size if config.rollout.fills_batch else None,
+            self.critic_name(iteration),
         )
 
     def find_snapshot(self, update: Committed) -> Committed | None:
@@ -211,6 +224,10 @@ class Standing:
             for iteration in batch:
                 yield self.recall(iteration, ahead)
             first, count = first + count, min(2 * count, _READ_AHEAD)
+
+    def _before(self, iteration: int) -> Committed | None:
+        """The update before ``iteration``."""
+        return self.history[iteration - 2] if iteration > 1 else None
 
     def _is_kept(self, iteration: int) -> bool:
         is_last = iteration == self.config.iterations

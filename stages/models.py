@@ -5,6 +5,8 @@ Importing this module loads no torch; loading a model does.
 
 import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +58,11 @@ def context_length(model: str) -> int:
     return int(read_config(model).get("max_position_embeddings") or 2048)
 
 
+def vocabulary_size(model: str) -> int:
+    """How many tokens the model has embeddings for; 0 where its configuration doesn't say."""
+    return int(read_config(model).get("vocab_size") or 0)
+
+
 def has_chat_template(model: str) -> bool:
     """Whether the folder's tokenizer brings a chat template."""
     folder = Path(model)
@@ -95,6 +102,78 @@ def load_causal_lm(model: str, dtype: "torch.dtype") -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=dtype, attn_implementation=ATTENTION
     )
+
+
+def check_value_model(model: str) -> None:
+    """Refuse a folder that no value model is made of.
+
+    Raises:
+        ValueError: it is a classifier with more labels than one, or no decoder.
+    """
+    config = read_config(model)
+    architecture = _architecture(config)
+    if architecture.endswith("ForCausalLM"):
+        return
+    if not architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        raise ValueError(
+            f"model {model!r} is a {architecture or 'model of no architecture'}, and values come "
+            "from a causal language model, or a classifier with one label"
+        )
+    labels = len(config.get("id2label") or (0, 1))  # two are the default, which isn't written
+    if labels != 1:
+        raise ValueError(
+            f"model {model!r} is a {architecture} with {labels} labels, and a value is one number: "
+            "give one with num_labels 1, or a causal language model"
+        )
+
+
+def load_value_model(model: str) -> Any:
+    """The folder's model in float32 on the CPU, with a head ``score`` of one output.
+
+    A classifier with one label, such as a reward model, brings its head. A causal language model
+    has none, and gets one of zeros: its first values are 0, so nothing that was never learned
+    moves an advantage, and no random number is drawn.
+    """
+    import torch
+    import transformers
+
+    from stages.packed import ATTENTION
+
+    transformers.utils.logging.disable_progress_bar()
+    is_of_tokens = _architecture(read_config(model)).endswith("ForTokenClassification")
+    kind: Any = (
+        transformers.AutoModelForTokenClassification
+        if is_of_tokens
+        else transformers.AutoModelForSequenceClassification
+    )
+    with _silent(transformers.utils.logging):  # a head that is made here is no news
+        made, loading = kind.from_pretrained(
+            model,
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+        )
+    missing = set(loading["missing_keys"])
+    if missing - {"score.weight"}:
+        raise ValueError(f"model {model!r} lacks {', '.join(sorted(missing)[:3])}: save it whole")
+    if missing:
+        torch.nn.init.zeros_(made.score.weight)
+    return made
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    return str((config.get("architectures") or [""])[0])
+
+
+@contextmanager
+def _silent(logging: Any) -> Iterator[None]:
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _compute_repeatably() -> None:

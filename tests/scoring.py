@@ -76,10 +76,11 @@ def score(
     rollout: Committed,
     scorers: Scorers,
     how: Callable[..., Committed] = stage.run,
+    **options: Any,
 ) -> Committed:
     """Run the stage, or retry its errors, over ``rollout``."""
     work = stage.score_work(1, config, reward_digests(config.rewards), rollout, None)
-    return how(store, work, rollout, config, lambda: scorers, lambda **_: None)
+    return how(store, work, rollout, config, lambda: scorers, lambda **_: None, **options)
 
 
 def rows_of(store: Store, made: Committed) -> list[dict[str, Any]]:

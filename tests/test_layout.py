@@ -44,6 +44,7 @@ DOORS = {
         "stages/rollout/vllm_engine.py",
         "stages/score/reference.py",
         "stages/update/correction.py",
+        "stages/update/critic.py",
         "stages/update/export.py",
         "stages/update/group.py",
         "stages/update/kl.py",
@@ -55,6 +56,8 @@ DOORS = {
         "stages/update/sharding.py",
         "stages/update/step_sums.py",
         "stages/update/trainer.py",
+        "stages/update/value_model.py",
+        "stages/update/value_step.py",
     },
     "transformers": {
         "stages/models.py",

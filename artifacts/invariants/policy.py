@@ -19,7 +19,8 @@ def problems(
 ) -> Iterator[str]:
     """See the package's docstring."""
     stems = {shard.name.partition(".")[0].partition("-")[0] for shard in manifest.shards}
-    missing = [part for part in _PARTS if part not in stems]
+    critic = [f"critic_{part}" for part in _PARTS if "critic_digest" in manifest.identity]
+    missing = [part for part in (*_PARTS, *critic) if part not in stems]
     if missing:
         yield f"it has no {missing[0]}"
     update = manifest.inputs.get("update")

@@ -1,4 +1,4 @@
-"""Scores: a reward is finite or null, and each row belongs to the rollout's row at its place."""
+"""Scores: what counts is finite or null, and each row belongs to the rollout's row at its place."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from artifacts.invariants.inputs import table_of
 from artifacts.manifests import Manifest
 from artifacts.store import Store
 
-_OF_A_TOKEN = ("reference_logprobs", "token_rewards")
+_OF_A_TOKEN = ("reference_logprobs", "token_rewards", "values")
 
 
 def problems(
@@ -18,8 +18,8 @@ def problems(
     """See the package's docstring."""
     table = pa.concat_tables(tables)
     for name in table.column_names:
-        if name.startswith("reward") or name == "token_rewards":
-            yield from _reward_problems(name, table[name])
+        if name.startswith("reward") or name in ("token_rewards", "values"):
+            yield from _number_problems(name, table[name])
     reference = table["reference_logprobs"]
     if not is_finite(reference):
         yield "reference_logprobs holds NaN or an infinity"
@@ -30,9 +30,9 @@ def problems(
         yield from _join_problems(rollout, table)
 
 
-def _reward_problems(name: str, rewards: pa.ChunkedArray) -> Iterator[str]:
-    """What no reward of column ``name`` may be."""
-    if not is_finite(rewards):
+def _number_problems(name: str, numbers: pa.ChunkedArray) -> Iterator[str]:
+    """What no reward and no value of column ``name`` may be."""
+    if not is_finite(numbers):
         yield f"{name} holds NaN or an infinity"
 
 

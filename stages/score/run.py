@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.manifests import Shard
+from artifacts.manifests import Ref, Shard
 from artifacts.shards import find_shards, read_shard, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.score.config import ScoreConfig
 from stages.score.metrics import reward_metrics, spread_counts, with_totals
-from stages.score.scorers import Scorers
+from stages.score.scorers import Scorers, Values
 from stages.score.worker import ShardOrder
 
 VERSION = 3
@@ -33,18 +33,23 @@ def score_work(
     functions: Mapping[str, str],
     rollout: Committed,
     reference: Mapping[str, Any] | None,
+    critic: tuple[Ref, Mapping[str, Any]] | None = None,
 ) -> Work:
     """The description of an iteration's scoring.
 
     Args:
         functions: reward column to source digest.
         reference: digest, dtype and temperature of the reference pass; None for none.
+        critic: what made the critic whose values are wanted, and its digest, version and dtype;
+            None for no values.
     """
     identity = {
         "rewards": [spec.identity() for spec in score.rewards],
         "reference": None if reference is None else dict(reference),
     }
     inputs = {"rollout": rollout.ref}
+    if critic is not None:  # nothing of it is in the key of scores without one
+        inputs["critic"], identity["critic"] = critic[0], dict(critic[1])
     return Work("scores", "score", VERSION, iteration, identity, inputs, functions)
 
 
@@ -66,8 +71,10 @@ def run(
     config: ScoreConfig,
     scorers: Callable[[], Scorers],
     progress: Progress,
+    critic: Callable[[], Values] | None = None,
 ) -> Committed:
-    """Score the rollout's shards. ``scorers`` is called only where something is missing.
+    """Score the rollout's shards. ``scorers`` and ``critic``, where values are wanted, are called
+    only where something is missing.
 
     Raises:
         StageError: more samples failed than ``config.max_error_share``, or one has no reward and
@@ -77,7 +84,7 @@ def run(
         return found
     orders = [ShardOrder(n, shard) for n, shard in enumerate(rollout.manifest.shards)]
     return find_or_make(
-        store, work, lambda: _make(store, work, rollout, orders, config, scorers, progress)
+        store, work, lambda: _make(store, work, rollout, orders, config, scorers, progress, critic)
     )
 
 
@@ -91,7 +98,8 @@ def retry_errors(
 ) -> Committed:
     """Score again those samples of committed scores that have an error, and commit beside them.
 
-    All rewards of such a sample are called again; a batched one with these samples alone.
+    All rewards of such a sample are called again; a batched one with these samples alone. Its
+    values stay as they are.
 
     Raises:
         StageError: there are no scores; or as :func:`run`.
@@ -126,6 +134,7 @@ def _make(
     config: ScoreConfig,
     scorers: Callable[[], Scorers],
     progress: Progress,
+    critic: Callable[[], Values] | None = None,
 ) -> Product:
     total = rollout.manifest.rows
     shards = find_shards(store, work.folder, range(len(orders)))
@@ -137,8 +146,8 @@ def _make(
     if errors > config.max_error_share * total:
         raise _too_many_errors(store, work.folder, shards, config, total)
     if missing:
-        pool = scorers()
-        for event in pool.score(store, rollout.folder, work.folder, missing):
+        pool, values = scorers(), None if critic is None else critic()
+        for event in pool.score(store, rollout.folder, work.folder, missing, values):
             shards[event.index] = event.shard
             entries.append(event.entry)
             errors += event.errors

@@ -1,9 +1,12 @@
 """The driver's side of the score workers: who scores which shard, and what if one dies."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from artifacts.manifests import Shard
 from artifacts.store import Store
 from stages.contract import StageError
 from stages.score.worker import Finished, InHand, ScorerSpec, ShardOrder
@@ -18,6 +21,10 @@ from stages.workers import (
 )
 
 _WORKER = "stages.score.worker:ScoreWorker"
+
+# A critic: rollout folder and shard to (T,) float32 for each sample, the value of the state before
+# each of its tokens. Whoever holds its weights computes them; the score workers write them down.
+Values = Callable[[Store, str, Shard], Sequence[np.ndarray]]
 
 
 @dataclass
@@ -47,11 +54,17 @@ class Scorers:
             self._actors = self._cluster.start(_WORKER, arguments, self._place)
 
     def score(
-        self, store: Store, source: str, folder: str, orders: Sequence[ShardOrder]
+        self,
+        store: Store,
+        source: str,
+        folder: str,
+        orders: Sequence[ShardOrder],
+        critic: Values | None = None,
     ) -> Iterator[Finished]:
         """Score ``orders`` of ``source`` into ``folder``; yields each as it is written.
 
-        A worker that dies is replaced, and its shard begun again.
+        ``critic`` is asked for a shard's values as its scoring begins. A worker that dies is
+        replaced, and its shard begun again.
 
         Raises:
             StageError: workers died on one shard more often than is allowed.
@@ -63,6 +76,9 @@ class Scorers:
             while waiting or busy:
                 while waiting and idle:
                     number, order = idle.popleft(), waiting.popleft()
+                    if critic is not None and order.values is None:
+                        values = critic(store, source, order.rollout)
+                        order = replace(order, values=values)
                     busy.append(self._begin(number, store, source, folder, order))
                 try:
                     place, event = self._cluster.next_of([one.stream for one in busy])

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -68,12 +69,14 @@ class ShardOrder:
     Attributes:
         earlier: folder and shard of scores whose errors are to be tried again; what has none is
             kept as it is.
+        values: the critic's, (T,) a sample; None without one.
     """
 
     index: int
     rollout: Shard
     earlier: tuple[str, Shard] | None = None
     attempt: int = 1
+    values: Sequence[np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class ScoreWorker:
             "error": [sample.error for sample in scored],
             "token_rewards": [sample.token_rewards for sample in scored],
             "reference_logprobs": self._reference_logprobs(rows),
+            "values": [None] * len(rows) if order.values is None else list(order.values),
         }
         return pa.Table.from_pydict(columns, schema=scores_schema([s.column for s in specs]))
 
@@ -211,10 +215,11 @@ class ScoreWorker:
 
 
 def merge_scores(earlier: pa.Table, again: pa.Table, places: Sequence[int]) -> pa.Table:
-    """``earlier`` with the rows at ``places`` replaced by those of ``again``, in order."""
+    """``earlier`` with the rows at ``places`` replaced by those of ``again``, in order; but for
+    values, which no reward changes."""
     rows = earlier.to_pylist()
     for place, row in zip(places, again.to_pylist(), strict=True):
-        rows[place] = row
+        rows[place] = {**row, "values": rows[place].get("values")}
     return pa.Table.from_pylist(rows, schema=again.schema)
 
 

@@ -80,8 +80,13 @@ def compute_advantages(
             are to the estimator as if they had not been drawn. None: all groups make it up.
 
     Raises:
-        StageError: the estimator gave something else than finite numbers, one a token.
+        StageError: the estimator gave something else than finite numbers, one a token; or there
+            is a critic, and no values, or nothing for it to learn.
     """
+    if config.critic is not None and scored.values is None:
+        raise StageError(
+            "update.critic is given, and the scores hold no values: score again with it given"
+        )
     plain_S = scored.rewards_S + _sums(scored.token_rewards, len(scored.rewards_S))
     kept_S = kept_by_null_policy(scored.groups, plain_S, on_null)
     plain_S = np.where(kept_S, plain_S, np.nan)
@@ -92,6 +97,11 @@ def compute_advantages(
     penalty_S = _length_penalty(scored, config)
     batch = make_batch(scored, config, plain_S, penalty_S, kl)
     estimate = _checked(find_estimator(config.advantage).estimate(batch), batch, config.advantage)
+    if config.critic is not None and estimate.returns is None:
+        raise StageError(
+            f"update.advantage {config.advantage} returned no returns, and update.critic learns "
+            "them: return Estimate(advantages, returns), or leave update.critic out"
+        )
     weights_S = _weights(scored, config, kept_S & chosen_S, without_spread)
     advantages = [
         a * (mask != 0) * weight

@@ -19,6 +19,25 @@ LOSSES = ("clip", "gspo", "cispo", "gmpo", "sapo", "reinforce", "dpo", "ipo")
 PAIR_LOSSES = ("dpo", "ipo")
 
 
+class CriticConfig(Section):
+    """The critic: its model, its loss, and what its optimizer does not share with the policy's."""
+
+    model: str | None = execution(
+        None, description="folder of a Hugging Face model; null: what the policy starts from"
+    )
+    lr: float = Field(1e-5, gt=0, description="peak learning rate")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant")
+    lr_warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear rise")
+    min_lr: float = Field(0.0, ge=0, description="where a decay ends")
+    value_clip: float | None = Field(
+        0.2, gt=0, description="how far a value may gain by moving in an iteration; null: any"
+    )
+    warmup_iterations: int = Field(
+        0, ge=0, description="the critic's first, in which it learns and the policy rests"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="its gradients are clipped to this norm")
+
+
 class UpdateConfig(Section):
     """Algorithm, loss and optimizer."""
 
@@ -67,6 +86,9 @@ class UpdateConfig(Section):
     correction_floor: float = Field(0.0, ge=0, description="mis: lower bound of a weight")
     gamma: float = Field(1.0, gt=0, le=1, description="discount, a token")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="GAE's lambda")
+    critic: CriticConfig | None = Field(
+        None, description="what values and their returns are for; null: no critic is loaded"
+    )
     reward_kl_coef: float = Field(
         0.0, ge=0, description="weight of k1, sampler against reference, in the reward"
     )
@@ -149,6 +171,12 @@ class UpdateConfig(Section):
     def needs_reference(self) -> bool:
         """Whether the update reads log-probs of a reference model."""
         return self.kl_coef > 0 or self.reward_kl_coef > 0 or self.compares_pairs
+
+    @property
+    def has_decay(self) -> bool:
+        """Whether a learning rate falls towards the end of the run."""
+        schedules = {self.lr_schedule, self.critic.lr_schedule if self.critic else "constant"}
+        return schedules != {"constant"}
 
     def identity(self) -> dict[str, Any]:
         """The fields that change numbers; a user's function is ``:name``, wherever it lies."""

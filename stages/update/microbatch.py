@@ -48,7 +48,7 @@ class MicroBatch:
         """The micro-batch of ``members``. An empty one is a pair of samples of weight 0: every
         rank has to take part in every collective."""
         weights, is_empty = scale or {}, not members
-        members = list(members) or [_shortest(samples)] * 2
+        members = list(members) or [shortest_sample(samples)] * 2
         masks = [samples.loss_masks[i] * (not is_empty) for i in members]
         lengths = [len(mask) for mask in masks]
 
@@ -92,7 +92,8 @@ class MicroBatch:
         )
 
 
-def _shortest(samples: Samples) -> int:
+def shortest_sample(samples: Samples) -> int:
+    """The shortest of those with a response, for a rank that has nothing to do."""
     lengths = samples.lengths()
     return min((i for i in range(len(samples)) if samples.sequences[i][1]), key=lengths.__getitem__)
 

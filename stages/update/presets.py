@@ -87,9 +87,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # GDPO, arXiv:2601.05242.
     "gdpo": {"advantage": "gdpo", "loss_aggregation": "token_mean"},
-    # PPO, arXiv:1707.06347, as in InstructGPT, arXiv:2203.02155: the KL is in the reward.
+    # PPO, arXiv:1707.06347, as in InstructGPT, arXiv:2203.02155: a critic; the KL is in the reward.
     "ppo": {
         "advantage": "gae",
+        "critic": {},
         "loss_aggregation": "token_mean",
         "clip_low": 0.2,
         "clip_high": 0.2,
@@ -110,7 +111,8 @@ def preset_rows(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     name = f"update.algorithm {values['algorithm']}"
     rows = []
     for key, preset in _preset_of(values).items():
-        by = f"set by {name}" if values[key] == preset else f"yours; {name} sets {_text(preset)}"
+        is_as_set = _holds(values[key], preset)
+        by = f"set by {name}" if is_as_set else f"yours; {name} sets {_text(preset)}"
         rows.append((f"update.{key}", _text(values[key]), by))
     return rows
 
@@ -120,7 +122,16 @@ def _preset_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return PRESETS.get(str(values.get("algorithm", DEFAULT)), {})
 
 
+def _holds(value: Any, preset: Any) -> bool:
+    """Whether ``value`` is what the preset sets; of a section, in the fields that it sets."""
+    if isinstance(value, dict) and isinstance(preset, dict):
+        return all(value[name] == field for name, field in preset.items())
+    return bool(value == preset)
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(field)}" for name, field in value.items()) or "a section"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -20,6 +20,7 @@ from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.update.config import UpdateConfig
+from stages.update.critic_name import CriticName, critic_of
 from stages.update.samples import Samples
 from stages.update.shaping import next_kl_coef
 from stages.update.trainer_spec import UpdateResult
@@ -40,6 +41,7 @@ def update_work(
     functions: Mapping[str, str] | None = None,
     before: Committed | None = None,
     groups: int | None = None,
+    critic: CriticName | None = None,
 ) -> Work:
     """The description of an iteration's update of ``policy``.
 
@@ -50,6 +52,7 @@ def update_work(
         functions: the user's own, config field to source digest.
         before: the update before it, which says how the KL's coefficient has adapted.
         groups: how many make up the batch, where rounds fill it: the first with spread.
+        critic: the one that it teaches, where it teaches one.
     """
     identity = {
         **update.identity(),
@@ -57,10 +60,20 @@ def update_work(
         "groups": groups,
         "on_null": on_null,
         "temperature": temperature,
-        "total_steps": None if update.lr_schedule == "constant" else total_steps,
+        "total_steps": total_steps if update.has_decay else None,
+        "critic": _critic_identity(update, critic),
     }
+    if critic is None:
+        del identity["critic"]  # nothing of it is in the key of an update without one
     inputs = {**rounds_to_inputs(rounds), "policy": policy}
     return Work("update", "update", VERSION, iteration, identity, inputs, functions or {})
+
+
+def _critic_identity(update: UpdateConfig, critic: CriticName | None) -> dict[str, Any]:
+    assert (update.critic is None) == (critic is None)
+    if update.critic is None or critic is None:
+        return {}
+    return {**update.critic.identity(), **critic.identity()}
 
 
 def function_digests(update: UpdateConfig) -> dict[str, str]:
@@ -118,6 +131,7 @@ def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Pro
         "policy_version": work.iteration,
         "weights_digest": result.weights_digest,
         **_adapted(work.identity, result),
+        **_taught(work.identity, result),
     }
     entries = [_entry(name, seconds, result) for name, seconds in result.seconds.items()]
     provenance = {
@@ -145,6 +159,14 @@ def _adapted(identity: Mapping[str, Any], result: UpdateResult) -> dict[str, flo
         len(result.samples),
     )
     return {"next_reward_kl_coef": coef}
+
+
+def _taught(identity: Mapping[str, Any], result: UpdateResult) -> dict[str, Any]:
+    """The critic that the update leaves to the next one."""
+    critic = critic_of(identity)
+    if critic is None:
+        return {}
+    return {"critic_version": critic.version + 1, "critic_digest": result.critic_digest}
 
 
 def save_snapshot(store: Store, update: Committed, trainers: Trainers) -> Committed:
@@ -219,7 +241,7 @@ def steps_table(result: UpdateResult) -> pa.Table:
 
 
 def tensors_table(result: UpdateResult) -> pa.Table:
-    """A row for each tensor of the new policy."""
+    """A row for each tensor of the new policy, and of its critic."""
     return pa.Table.from_pylist(result.tensors, schema=schemas.TENSORS)
 
 

@@ -41,7 +41,8 @@ class Samples:
         weights_S: 1 where the sample enters the step's counts, else 0.
         chosen_S: whether the sample's group is one of the batch; steps share out those.
         advantages: float64, 0 where there is nothing to learn.
-        returns: float64, what a critic learns; None without one.
+        values: float64, the critic's when it scored; None without one.
+        returns: float64, what the critic learns; None without one.
         reward_kl: the KL in the reward, nats a sample; None where there is none.
         metrics: of rewards and advantages, for people.
     """
@@ -57,6 +58,7 @@ class Samples:
     weights_S: np.ndarray
     chosen_S: np.ndarray
     advantages: list[np.ndarray]
+    values: list[np.ndarray] | None = None
     returns: list[np.ndarray] | None = None
     reward_kl: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -109,6 +111,7 @@ def read_samples(
         weights_S=made.weights_S,
         chosen_S=made.chosen_S,
         advantages=made.advantages,
+        values=None if scored.values is None else list(scored.values),
         returns=made.returns,
         reward_kl=made.reward_kl,
         metrics={**made.metrics, **counts},
@@ -151,7 +154,7 @@ def _read_round(store: Store, rollout: Ref, scores: Ref, policy: str) -> _Round:
         raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
     _check_policy(rollout.path, rolled, policy)
     _check_lengths(rollout.path, rolled, rolled, ("logprobs", "loss_mask"))
-    _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards"))
+    _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards", "values"))
     _check_finite(scores.path, table)
     identity, rewards = rollout_manifest.identity, scores_manifest.identity["rewards"]
     return _Round(rolled, table, identity["max_new_tokens"], rewards)
@@ -189,7 +192,15 @@ def _scored(rolled: pa.Table, table: pa.Table, first: _Round) -> Scored:
         reference_logprobs=None if reference.null_count else _arrays(reference),
         was_truncated_S=pc.equal(rolled["finish_reason"], "length").to_numpy(),
         max_new_tokens=first.max_new_tokens,
+        values=_values(table),
     )
+
+
+def _values(table: pa.Table) -> list[np.ndarray] | None:
+    # Scores of an earlier version don't have the column.
+    if "values" not in table.column_names or table["values"].null_count:
+        return None
+    return [values.astype(np.float64) for values in _arrays(table["values"])]
 
 
 def _token_rewards(table: pa.Table, masks: Sequence[np.ndarray]) -> list[np.ndarray] | None:
@@ -235,10 +246,10 @@ def _check_lengths(path: str, rolled: pa.Table, table: pa.Table, names: Sequence
 
 
 def _check_finite(path: str, table: pa.Table) -> None:
-    """Refuse rewards that are NaN or infinite: only null stands for none."""
+    """Refuse rewards and values that are NaN or infinite: only null stands for none."""
     for name in table.column_names:
         column = table[name]
-        if name == "token_rewards":
+        if name in ("token_rewards", "values"):
             column = pc.list_flatten(column)
         elif not name.startswith("reward"):
             continue

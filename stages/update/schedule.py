@@ -2,10 +2,10 @@
 
 import math
 
-from stages.update.config import UpdateConfig
+from stages.update.config import CriticConfig, UpdateConfig
 
 
-def learning_rate(config: UpdateConfig, finished: int, total: int) -> float:
+def learning_rate(config: UpdateConfig | CriticConfig, finished: int, total: int) -> float:
     """Rate of the step after ``finished`` steps, of ``total`` planned ones.
 
     A linear rise to ``lr`` over ``lr_warmup_steps``, then constant, or a fall to ``min_lr`` at

@@ -1,6 +1,10 @@
-"""FSDP2 over a Hugging Face model, its optimizer, and whole tensors out of both."""
+"""FSDP2 over a Hugging Face model, its optimizer, and whole tensors out of both.
 
-from collections.abc import Iterator
+A *wrapped* model has the Hugging Face one as its attribute ``model``, and all of the computation in
+its own forward, so that FSDP's root hooks surround it.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,18 +13,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from stages.logprobs import LogprobModel
+from stages.arrays import array_of
 from stages.update.config import UpdateConfig
+from stages.update.digests import tensor_records
 from stages.update.snapshot import Snapshot
 
 
-def shard_model(model: Any, mesh: DeviceMesh, config: UpdateConfig) -> Any:
+def shard_model(wrapped: Any, mesh: DeviceMesh, config: UpdateConfig) -> Any:
     """Each decoder layer a unit, embeddings and head the root's; gradients are summed."""
     policy = MixedPrecisionPolicy(
         param_dtype=getattr(torch, config.dtype), reduce_dtype=torch.float32
     )
-    wrapped = LogprobModel(model)
-    for layer in decoder_layers(model):
+    for layer in decoder_layers(wrapped.model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # The head is used after the root's forward, in backward too: keep its weights whole.
     fully_shard(wrapped, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -50,6 +54,49 @@ def make_optimizer(model: Any, config: UpdateConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=config.betas, eps=config.adam_eps, fused=True
     )
+
+
+def apply_gradients(
+    model: Any, optimizer: torch.optim.AdamW, lr: float, max_grad_norm: float
+) -> float:
+    """Take a step down ``model``'s gradients, clipped to a norm; returns the norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def weight_records(
+    model: Any, keep: bool, hand_over: Callable[[str, torch.Tensor], None] | None = None
+) -> list[dict[str, Any]]:
+    """A record of each weight, float32 and whole; [] unless ``keep``. Collective.
+
+    Args:
+        hand_over: is given each whole tensor, on its device, where they are kept: one gathering
+            serves both.
+    """
+    masters: dict[str, tuple[str, np.ndarray]] = {}
+    norms: dict[str, torch.Tensor] = {}
+    model.reshard()  # a forward without a backward leaves the root's weights whole
+    for name, parameter in model.model.named_parameters():
+        whole = parameter.detach().full_tensor()
+        if not keep:
+            continue
+        if hand_over is not None:
+            hand_over(name, whole)
+        masters[name] = array_of(whole.cpu())
+        if whole.is_cuda:  # a CPU would be the slower of the two
+            norms[name] = torch.linalg.vector_norm(whole, dtype=torch.float64)
+    return tensor_records(masters, {name: float(norm) for name, norm in norms.items()})
+
+
+def put_weights(model: Any, saved: Snapshot) -> None:
+    """Give ``model``, not sharded yet, the weights of ``saved``."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(saved.tensors["weights"][name]))
 
 
 def full_tensors(

@@ -7,9 +7,11 @@ from typing import Any
 from artifacts.keys import source_digest
 from artifacts.manifests import Ref
 from stages.contract import StageError
-from stages.update.config import UpdateConfig
+from stages.update.config import CriticConfig, UpdateConfig
 from stages.update.samples import Samples
 from stages.user_code import load_function
+
+CRITIC_MODEL = "critic.model"
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,26 @@ class TrainerSpec:
         """
         check_functions(order)
         identity = {**order.identity, **order.paths}
-        fields = UpdateConfig.model_fields.keys() & identity.keys()
-        changes = UpdateConfig.model_validate({name: identity[name] for name in fields})
-        config = self.config.model_copy(update={name: getattr(changes, name) for name in fields})
+        fields = (UpdateConfig.model_fields.keys() & identity.keys()) - {"critic"}
+        found = UpdateConfig.model_validate({name: identity[name] for name in fields})
+        changes = {name: getattr(found, name) for name in fields}
         return replace(
             self,
-            config=config,
+            config=self.config.model_copy(update={**changes, "critic": self._critic(order)}),
             on_null=identity["on_null"],
             temperature=identity["temperature"],
             total_steps=identity["total_steps"] or self.total_steps,
         )
+
+    def _critic(self, order: "UpdateOrder") -> CriticConfig | None:
+        identity = order.identity.get("critic")
+        if identity is None:
+            return None
+        # Where its model lies is said by the run now, or by the update where that has no critic.
+        now = self.config.critic
+        model = now.model if now is not None else order.paths.get(CRITIC_MODEL)
+        fields = CriticConfig.model_fields.keys() & identity.keys()
+        return CriticConfig(**{name: identity[name] for name in fields}, model=model)
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class UpdateOrder:
     Attributes:
         inputs: rollouts, scores and policy, as the update's manifest names them.
         functions: the user's own, config field to source digest.
-        paths: where they lie, config field to import path.
+        paths: where they lie, config field to import path; and the critic's model.
     """
 
     inputs: Mapping[str, Ref]
@@ -84,7 +96,11 @@ def check_functions(order: UpdateOrder) -> None:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update gave, on rank 0. ``tensors``: rows of :data:`artifacts.schemas.TENSORS`."""
+    """What an update gave, on rank 0.
+
+    ``tensors`` are rows of :data:`artifacts.schemas.TENSORS`, the critic's after the policy's;
+    ``critic_digest`` is of its weights, None without one.
+    """
 
     weights_digest: str
     tensors: list[dict[str, Any]]
@@ -92,3 +108,4 @@ class UpdateResult:
     samples: Samples
     step_of_sample: list[int | None]
     seconds: dict[str, float]
+    critic_digest: str | None = None

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from artifacts.errors import IntegrityError
 from artifacts.manifests import FILE_NAME, Manifest, Ref, Shard, read_manifest
 from artifacts.rounds import read_folders
@@ -13,7 +15,8 @@ from artifacts.store import Store
 from artifacts.tombstones import FILE_NAME as TOMBSTONE
 from artifacts.tombstones import is_retired, refuse_retired
 from stages.contract import Committed, Work, find
-from stages.update.trainer_spec import TrainerSpec, UpdateOrder, UpdateResult
+from stages.update.critic_name import CriticName
+from stages.update.trainer_spec import CRITIC_MODEL, TrainerSpec, UpdateOrder, UpdateResult
 from stages.workers import Actor, Cluster, Pending, Placement
 
 SNAPSHOT_VERSION = 1
@@ -62,7 +65,8 @@ class Trainers:
         """Hold the policy after the updates of ``history``. Returns how many were replayed.
 
         Raises:
-            IntegrityError: a replayed update gives other weights than it committed.
+            IntegrityError: a replayed update gives other weights than it committed, the policy's
+                or its critic's.
             RetiredError: ``ratchet gc`` removed what the policy would be rebuilt from.
         """
         versions = ["base", *(update.manifest.digest for update in history)]
@@ -81,9 +85,25 @@ class Trainers:
 
     def order_of(self, work: Work) -> UpdateOrder:
         """The update that ``work`` describes, to be done with the user's functions as they are."""
-        return UpdateOrder(
-            work.inputs, work.identity, work.functions, self._spec.config.function_paths()
+        return UpdateOrder(work.inputs, work.identity, work.functions, self._paths())
+
+    def values(
+        self, critic: CriticName, store: Store, folder: str, shard: Shard
+    ) -> list[np.ndarray]:
+        """(T,) float32 for each sample of a rollout shard: what ``critic``, which is the one that
+        the next update teaches, gives for the state before each of its tokens.
+
+        They are computed for one shard at a time, so they don't depend on which others are there.
+        """
+        found: list[np.ndarray] = self._on_all(
+            "values", store, folder, shard, critic, self._spec.config
         )
+        return found
+
+    def _paths(self) -> dict[str, str]:
+        critic = self._spec.config.critic
+        model = {} if critic is None else {CRITIC_MODEL: critic.model or self._spec.model}
+        return {**self._spec.config.function_paths(), **model}
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult:
         """Do an update on the policy that is held. Call :meth:`hold` once it is committed."""
@@ -136,12 +156,15 @@ class Trainers:
 
     def _replay(self, store: Store, update: Committed) -> None:
         result = self.update(store, order_of(update.manifest))
-        expected = update.manifest.outcome["weights_digest"]
-        layout = update.manifest.provenance.get("layout")
-        # Another layout sums in another order: then the last bits may differ, and only then.
-        if result.weights_digest != expected and layout == self.layout:
-            self.drop()
-            raise IntegrityError(update.folder, expected, result.weights_digest, "weights digest")
+        outcome, layout = update.manifest.outcome, update.manifest.provenance.get("layout")
+        for what, expected, made in (
+            ("weights digest", outcome["weights_digest"], result.weights_digest),
+            ("critic digest", outcome.get("critic_digest"), result.critic_digest),
+        ):
+            # Another layout sums in another order: then the last bits may differ, and only then.
+            if made != expected and layout == self.layout:
+                self.drop()
+                raise IntegrityError(update.folder, expected, made, what)
         self.hold(update)
 
     def _on_all(self, method: str, *args: Any) -> Any:
@@ -178,8 +201,10 @@ class PolicyWork(Work):
 def policy_work(update: Committed) -> Work:
     """The description of the snapshot of the policy after ``update``."""
     version = int(update.manifest.outcome["policy_version"])
-    digest = {"weights_digest": update.manifest.outcome["weights_digest"]}
-    return PolicyWork("policy", "policy", SNAPSHOT_VERSION, version, digest, {"update": update.ref})
+    outcome = update.manifest.outcome
+    digests = {n: outcome[n] for n in ("weights_digest", "critic_digest") if n in outcome}
+    inputs = {"update": update.ref}
+    return PolicyWork("policy", "policy", SNAPSHOT_VERSION, version, digests, inputs)
 
 
 def newest_snapshot(store: Store, history: Sequence[Committed]) -> int:

@@ -12,6 +12,7 @@ from artifacts.keys import key_of, source_digest
 from artifacts.manifests import Manifest
 from artifacts.store import Store
 from flows.config import Config, make_config
+from flows.critic_checks import critic_digest
 from flows.iteration import Iteration, Round
 from flows.plan import Plan, prompt_limit
 from flows.revisions import Revision, Run
@@ -45,6 +46,7 @@ EXECUTION = {
     "score.rewards[].fn",  # its source enters keys by its digest
     "score.rewards[].timeout_seconds",
     "update.activation_checkpointing",
+    "update.critic.model",  # its files enter keys by their digest
     "update.algorithm",  # names a preset: the fields that it sets are identity
     "update.max_tokens_per_rank",
     "checkpoint.every",
@@ -79,6 +81,7 @@ CONFIG = make_config(
                 {"fn": "my_rewards.py:short", "weight": 2},
             ]
         },
+        "update": {"critic": {"model": "models/tiny"}},
     },
     [],
     "test",
@@ -171,6 +174,7 @@ def stage_keys(config: Config) -> dict[str, str]:
             for spec in config.score.rewards
         },
         update_functions=function_digests(config.update),
+        critic_digest=critic_digest(config),
     )
     session = Session(Run(Store(f"memory://{uuid4().hex}"), [Revision(1, plan)]))
     prompts = commit_prompts(session.store, plan)

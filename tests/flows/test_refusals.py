@@ -11,6 +11,15 @@ import tiny
 from flows.cli import main
 
 HEAVY = ("torch", "vllm", "ray", "mlflow", "prefect", "transformers")
+# Folders that no critic is made from.
+MODELS = {
+    "verdicts": {
+        "architectures": ["LlamaForSequenceClassification"],
+        "id2label": {"0": "bad", "1": "fair", "2": "good"},
+    },
+    "encoder": {"architectures": ["BertModel"]},
+    "narrow": {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64},
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +35,9 @@ def bench(tmp_path_factory):
     (folder / "number.jsonl").write_text('{"prompt": 3, "answer": "1"}\n')
     (folder / "list.jsonl").write_text("[1, 2]\n")
     (folder / "empty").mkdir()
+    for name, values in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(values))
     config = {
         "model": "model",
         "iterations": 1,
@@ -83,7 +95,29 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ),
         ("update.minibatches=3", "data.batch_size 8 doesn't divide by update.minibatches 3"),
         ("rollout.samples_per_prompt=1", "and grpo compares the samples of a prompt"),
-        ("update.algorithm=ppo", "gae needs a critic, and there is none yet"),
+        ("update.advantage=gae", "gae needs a critic, and update.critic is null: take"),
+        ("update.critic={}", "update.critic is given, and update.advantage grpo reads no values"),
+        ("update.critic.lrr=1", "there is no key 'update.critic.lrr': did you mean 'lr'?"),
+        (
+            "update={algorithm: ppo, loss: dpo}",
+            "update.critic is given, and update.loss dpo learns from pairs",
+        ),
+        (
+            "update={algorithm: ppo, critic: {model: nowhere}}",
+            "update.critic: model is 'nowhere', and there is no nowhere/config.json",
+        ),
+        (
+            "update={algorithm: ppo, critic: {model: verdicts}}",
+            "'verdicts' is a LlamaForSequenceClassification with 3 labels, and a value is one",
+        ),
+        (
+            "update={algorithm: ppo, critic: {model: encoder}}",
+            "'encoder' is a BertModel, and values come from a causal language model",
+        ),
+        (
+            "update={algorithm: ppo, critic: {model: narrow}}",
+            "update.critic.model narrow has a context of 64, and the policy's is 128",
+        ),
         ("update.advantage=grop", "there is no such estimator; there are dr_grpo, gae, gdpo, grpo"),
         ("update.advantage=rewards.py:absent", "has no function 'absent'; it has fine"),
         ("update.gamma=0.9", "grpo does not discount: take gamma 1, or one of reinforce"),

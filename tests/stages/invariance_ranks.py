@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from invariance_cases import CASES, LAYOUTS, TEMPERATURE, layouts_of, samples, with_logprobs
 from made_samples import reordered
 from stages import logprobs
+from stages.logprobs import LogprobModel
 from stages.models import load_causal_lm
 from stages.update.config import UpdateConfig
 from stages.update.sharding import shard_model
@@ -42,7 +43,7 @@ def _model(folder, mesh, activation_checkpointing):
     model = load_causal_lm(str(folder), torch.float32)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return shard_model(model, mesh, UpdateConfig(dtype="float32")).train()
+    return shard_model(LogprobModel(model), mesh, UpdateConfig(dtype="float32")).train()
 
 
 def _compute(model, made, old, config, layout, rank, world):

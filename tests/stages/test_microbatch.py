@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tiny
 from made_samples import samples_of
+from stages.logprobs import LogprobModel
 from stages.packed import ATTENTION
 from stages.update.config import UpdateConfig
 from stages.update.microbatch import MicroBatch
@@ -29,7 +30,7 @@ def mesh():
 def model(mesh):
     made = tiny.model(layers=1)
     made.set_attn_implementation(ATTENTION)
-    return shard_model(made, mesh, UpdateConfig(dtype="float32"))
+    return shard_model(LogprobModel(made), mesh, UpdateConfig(dtype="float32"))
 
 
 def take_step(model, samples, old=None, max_tokens=30, **config):

@@ -6,12 +6,15 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tiny
-from artifacts.manifests import read_manifest
+from artifacts.manifests import Shard, read_manifest
+from artifacts.shards import read_shard
 from artifacts.store import Store
 from artifacts.verification import verify
+from handmade import inputs_of
 from scoring import commit_rollout, make_scorers, reward_file, rows_of, score
 from stages.contract import StageError
 from stages.ledger import read_ledger
@@ -198,6 +201,39 @@ def test_retry_calls_failed_samples_alone_and_commits_beside(store, source) -> N
     assert score(store, wanted, rollout, make_scorers(wanted), stage.retry_errors).was_reused
 
 
+def test_values_of_a_critic_lie_with_their_samples_and_outlive_a_retry(store, source) -> None:
+    wanted = config(source, "flaky")
+    rollout = commit_rollout(store, TEXTS, 4)
+
+    def values(_: Store, folder: str, shard: Shard) -> list[np.ndarray]:
+        # Of each token: its shard's digest as a number, and its place.
+        lengths = [len(r) for r in read_shard(store, folder, shard)["response_ids"].to_pylist()]
+        return [float(int(shard.digest[:4], 16)) + np.arange(n, dtype=np.float32) for n in lengths]
+
+    first = score(store, wanted, rollout, make_scorers(wanted), critic=lambda: values)
+    expected = [
+        row.tolist() for s in rollout.manifest.shards for row in values(store, rollout.folder, s)
+    ]
+    assert [row["values"] for row in rows_of(store, first)] == expected
+    (Path(source).parent / "well").touch()
+    again = score(store, wanted, rollout, make_scorers(wanted), stage.retry_errors)
+    assert again.ref != first.ref
+    assert [row["values"] for row in rows_of(store, again)] == expected
+    assert verify(store).problems == []
+
+
+def test_values_that_do_not_fit_their_responses_are_found_by_verify(store, source) -> None:
+    wanted = config(source, "length")
+    rollout = commit_rollout(store, TEXTS, 4)
+
+    def short(_: Store, folder: str, shard: Shard) -> list[np.ndarray]:
+        return [np.zeros(1, np.float32)] * shard.rows
+
+    score(store, wanted, rollout, make_scorers(wanted), critic=lambda: short)
+    (problem,) = verify(store).problems
+    assert "values has not one entry a response token" in problem
+
+
 def test_retry_that_fails_again_is_a_link_of_the_chain_too(store, source) -> None:
     wanted = config(source, "flaky")
     rollout = commit_rollout(store, TEXTS, 4)
@@ -254,12 +290,9 @@ def test_token_rewards_reach_the_update_once(store, tmp_path) -> None:
     rollout = commit_rollout(store, ["000", "00"], 2)
     made = score(store, wanted, rollout, make_scorers(wanted, model=model))
 
-    base = rollout.manifest.inputs["policy"]
-
     def advantages(estimator: str) -> list[float]:
         config = UpdateConfig(advantage=estimator)
-        inputs = {"rollout": rollout.ref, "scores": made.ref, "policy": base}
-        samples = read_samples(store, inputs, config, "drop_sample")
+        samples = read_samples(store, inputs_of(rollout, made), config, "drop_sample")
         return [float(values[0]) for values in samples.advantages]
 
     # Totals of 0 + 3 and 1 + 2: equal, so that each less the other is nothing.

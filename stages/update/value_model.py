@@ -1,0 +1,34 @@
+"""A critic's forward: what the states before given tokens are worth.
+
+Shapes: N response tokens of a row, E model width.
+"""
+
+from typing import Any
+
+import torch
+
+from stages.packed import Packed, segments_of
+
+
+class ValueModel(torch.nn.Module):
+    """A decoder with a head of one output (``stages.models.load_value_model``)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Packed) -> torch.Tensor:
+        """(N,) float32, with a gradient: the value of the state before each response token.
+
+        That state is the prompt and the response so far, so it is read where the token's own
+        log-prob is. No dropout that a classifier may have before its head: a value is no sample.
+        """
+        with segments_of(batch):
+            hidden = self.model.base_model(
+                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+            ).last_hidden_state[0]
+        hidden_NE = hidden.index_select(0, batch.sources_N).float()
+        head = self.model.score
+        # Not rounded to half precision on the way out, as a return is to be told from the next.
+        values_N = hidden_NE @ head.weight[0].float()
+        return values_N if head.bias is None else values_N + head.bias.float()
