@@ -2,6 +2,8 @@
 
 BIN := .venv/bin
 ARGS ?=
+# Test processes side by side; a file's tests stay in one. For a debugger: make test WORKERS=0
+WORKERS ?= 2
 
 .PHONY: train test setup lint clean
 
@@ -18,7 +20,7 @@ test: export MLFLOW_DISABLE_TELEMETRY = true
 test: export PREFECT_SERVER_ANALYTICS_ENABLED = false
 test: export RAY_USAGE_STATS_ENABLED = 0
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 setup:
 	@scripts/setup.sh

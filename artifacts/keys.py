@@ -82,4 +82,9 @@ def source_digest(function: Callable[..., Any]) -> str:
         path = None
     if path is None or not Path(path).is_file():
         raise TypeError(f"{function!r} has no source file to take a digest of")
-    return key_of({"name": function.__qualname__, "source": sha256(Path(path).read_bytes())})
+    return digest_of_source(function.__qualname__, Path(path).read_bytes())
+
+
+def digest_of_source(name: str, source: bytes) -> str:
+    """Digest of the function ``name`` (its ``__qualname__``) in a file of these bytes."""
+    return key_of({"name": name, "source": sha256(source)})

@@ -4,6 +4,7 @@ Where a function lies is no identity: its source is, and enters keys by its dige
 (``artifacts.keys.source_digest``).
 """
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from artifacts.keys import key_of
+from artifacts.keys import digest_of_source, key_of
 
 
 def is_import_path(value: str) -> bool:
@@ -40,6 +41,27 @@ def load_function(path: str, role: str) -> Callable[..., Any]:
         have = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and n[0] != "_"))
         raise ValueError(f"{role} {path!r}: {place} has no function {name!r}; it has {have}")
     return function
+
+
+def digest_before_import(path: str) -> str | None:
+    """What ``artifacts.keys.source_digest`` will say of the function, with none of it run.
+
+    None where only an import can tell: of a package's function, of one that its file takes from
+    elsewhere, and of a file that isn't there or can't be read as Python.
+    """
+    place, name = path.split(":")
+    if not place.endswith(".py"):
+        return None
+    try:
+        source = Path(place).read_bytes()
+        body = ast.parse(source).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    plain = (ast.FunctionDef, ast.AsyncFunctionDef)
+    owners = [node for node in body if isinstance(node, plain) and node.name == name]
+    if len(owners) != 1 or owners[0].decorator_list:
+        return None
+    return digest_of_source(name, source)
 
 
 def _module_of_file(place: str, role: str) -> ModuleType:

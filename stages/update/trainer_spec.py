@@ -9,7 +9,7 @@ from artifacts.manifests import Ref
 from stages.contract import StageError
 from stages.update.config import CriticConfig, UpdateConfig
 from stages.update.samples import Samples
-from stages.user_code import load_function
+from stages.user_code import digest_before_import, load_function
 
 CRITIC_MODEL = "critic.model"
 
@@ -80,11 +80,16 @@ class UpdateOrder:
 
 
 def check_functions(order: UpdateOrder) -> None:
-    """Raise StageError where a user's function is not what the order's work was described with."""
+    """Raise StageError where a user's function is not what the order's work was described with.
+
+    A path that a store gives is not imported before its file is known to be the right one.
+    """
     for name, digest in order.functions.items():
         path = order.paths[name]
+        found = digest_before_import(path)
         try:
-            found = source_digest(load_function(path, name))
+            if found is None or found == digest:
+                found = source_digest(load_function(path, name))
         except ValueError as error:
             raise StageError(f"update.{name} is needed to make an update again: {error}") from error
         if found != digest:

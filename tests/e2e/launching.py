@@ -143,43 +143,61 @@ def names(url: Path, pattern: str) -> list[str]:
     return sorted(path.name for path in url.glob(pattern))
 
 
-def kill_inside(bench: Bench, stage: str) -> str:
-    """Kill a run inside a stage of its second iteration; returns the run's name.
+@dataclass
+class Killed:
+    """A run that was killed inside stages of its second iteration, and what then lay in its store.
 
-    A loaded machine may deliver the kill after the commit, which proves nothing: then once more.
+    Attributes:
+        times: of each file, when it last changed.
+        kept: how many shards of each of those stages were there, without a manifest.
     """
-    pause = bench.folder / "pause"
+
+    run: str
+    times: dict[Path, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+
+
+def kill_inside(bench: Bench, *stages: str) -> Killed:
+    """Kill a run inside a stage of its second iteration, resume it, kill it in the next, and so on.
+
+    A loaded machine may deliver a kill after the commit, which proves nothing: then once more.
+    """
     for attempt in range(3):
-        run = f"killed-{stage}-{attempt}"
-        shards = f"iteration-000002/{stage}/*/shard-*"
-        if stage == "score":
-            pause.touch()
-        process = bench.launch("train", "run.yaml", "--run", run)
-        wait_for_line(process, f"start .*stage={stage} .*iteration=2")
-        if stage != "update":
-            wait_until(lambda: names(bench.url(run), shards))  # noqa: B023
-        workers = kill_tree(process)
-        process.wait()
-        psutil.wait_procs(workers, timeout=30)
-        pause.unlink(missing_ok=True)
-        if not names(bench.url(run), f"iteration-000002/{stage}/*/manifest.json"):
-            return run
-    raise AssertionError(f"three kills came too late to be inside {stage}")
+        killed = Killed(f"killed-{'-'.join(stages)}-{attempt}")
+        command = ["train", "run.yaml", "--run", killed.run]
+        for stage in stages:
+            if not _kill_in_stage(bench, killed, stage, command):
+                break
+            command = ["resume", f"runs/{killed.run}"]
+        else:
+            return killed
+    raise AssertionError(f"three kills came too late to be inside {stages}")
 
 
-def resume_and_compare(
-    bench: Bench, run: str, stage: str, whole: Path
-) -> tuple[subprocess.CompletedProcess, int]:
-    """Resume a run that was killed inside ``stage``: its bytes are ``whole``'s, its files kept.
+def _kill_in_stage(bench: Bench, killed: Killed, stage: str, command: list[str]) -> bool:
+    """Whether the kill came before the stage's commit."""
+    url, pause = bench.url(killed.run), bench.folder / "pause"
+    shards = f"iteration-000002/{stage}/*/shard-*"
+    if stage == "score":
+        pause.touch()
+    process = bench.launch(*command)
+    wait_for_line(process, f"start .*stage={stage} .*iteration=2")
+    if stage != "update":
+        wait_until(lambda: names(url, shards))
+    workers = kill_tree(process)
+    process.wait()
+    psutil.wait_procs(workers, timeout=30)
+    pause.unlink(missing_ok=True)
+    killed.times |= {p: t for p, t in file_times(url).items() if p.parent.name != "lease"}
+    killed.kept[stage] = len(names(url, shards))
+    return not names(url, f"iteration-000002/{stage}/*/manifest.json")
 
-    Returns the command's outcome, and how many of the stage's shards lay there before.
-    """
-    url = bench.url(run)
-    before = file_times(url)
-    num_kept = len(names(url, f"iteration-000002/{stage}/*/shard-*"))
-    done = bench.cli("resume", f"runs/{run}")
+
+def resume_and_compare(bench: Bench, killed: Killed, whole: Path) -> subprocess.CompletedProcess:
+    """Resume a killed run: its bytes are ``whole``'s, and what lay in its store is as it was."""
+    url = bench.url(killed.run)
+    done = bench.cli("resume", f"runs/{killed.run}")
     after = file_times(url)
-    kept = {path for path in before if path.parent.name != "lease"}
-    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+    assert {path: after[path] for path in killed.times} == killed.times
     assert digests(url) == digests(whole)
-    return done, num_kept
+    return done

@@ -10,7 +10,7 @@ from launching import digests
 
 pytestmark = pytest.mark.real
 
-KILLS = 4
+KILLS = 3
 
 
 @pytest.fixture(scope="module")

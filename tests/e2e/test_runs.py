@@ -97,19 +97,18 @@ def prefect_states(bench, run, kind):
     return [row["state_name"] for row in answer.raise_for_status().json()]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_run_killed_inside_a_stage_resumes_to_the_same_bytes(bench, whole, stage):
-    run = kill_inside(bench, stage)
-    done, kept = resume_and_compare(bench, run, stage, whole)
-    reused = [line for line in done.stderr.splitlines() if "reused" in line]
-    assert len(reused) == 3 + STAGES.index(stage)
-    wait_until(lambda: prefect_states(bench, run, "task_runs").count("Reused") == len(reused))
-    if stage != "update":
-        ((_, manifest),) = committed(Store(str(bench.url(run))), 2, stage)
-        assert manifest.provenance["found"] == kept > 0
-        assert manifest.provenance["made"] + kept == len(manifest.shards) == 4
+def test_run_killed_in_its_score_and_again_in_its_update_resumes_to_the_same_bytes(bench, whole):
+    killed = kill_inside(bench, "score", "update")
+    done = resume_and_compare(bench, killed, whole)
+    assert done.stderr.count("reused") == 3 + STAGES.index("update")
+    reused = sum(3 + STAGES.index(stage) for stage in killed.kept)
+    wait_until(lambda: prefect_states(bench, killed.run, "task_runs").count("Reused") == reused)
+    ((_, manifest),) = committed(Store(str(bench.url(killed.run))), 2, "score")
+    assert manifest.provenance["found"] == killed.kept["score"] > 0
+    assert manifest.provenance["made"] + killed.kept["score"] == len(manifest.shards) == 4
 
 
+@pytest.mark.slow
 def test_run_whose_prefect_server_dies_is_resumed_without_one(bench, whole, free_port):
     # Prefect's own default tries a dead server for minutes before it gives up.
     api = f"http://127.0.0.1:{free_port}/api"
@@ -143,7 +142,9 @@ def test_run_with_a_failing_reward_ends_as_failed_and_says_what_is_missing(bench
     assert (found["finished_iterations"], found["is_complete"]) == (0, False)
 
 
-def test_run_told_to_end_ends_its_workers_and_says_how_to_go_on(bench, whole):
+def test_run_told_to_end_ends_its_workers_and_goes_on_without_a_prefect_server(
+    bench, whole, free_port
+):
     process = bench.launch("train", "run.yaml", "--run", "interrupted")
     wait_for_line(process, r"start .*stage=score .*iteration=2")
     workers = kill_tree(process, signal.SIGTERM)
@@ -152,6 +153,10 @@ def test_run_told_to_end_ends_its_workers_and_says_how_to_go_on(bench, whole):
     wait_until(lambda: prefect_states(bench, "interrupted", "flow_runs") == ["Crashed"])
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    api = f"http://127.0.0.1:{free_port}/api"
+    done = bench.cli("resume", "runs/interrupted", PREFECT_API_URL=api)
+    assert f"{api} doesn't answer" in done.stderr
+    assert digests(bench.url("interrupted")) == digests(whole)
 
 
 def test_run_whose_workers_are_killed_replaces_them_and_goes_on(bench, whole):

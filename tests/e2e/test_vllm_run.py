@@ -22,6 +22,8 @@ def test_vllm_samples_with_the_weights_that_the_trainer_has(whole):
 
 
 def test_run_killed_inside_a_vllm_rollout_resumes_to_the_same_bytes(vllm_bench, whole):
-    run = kill_inside(vllm_bench, "rollout")
-    _, kept = resume_and_compare(vllm_bench, run, "rollout", whole)
-    assert kept > 0
+    killed = kill_inside(vllm_bench, "rollout")
+    resume_and_compare(vllm_bench, killed, whole)
+    ((_, manifest),) = committed(Store(str(vllm_bench.url(killed.run))), 2, "rollout")
+    assert manifest.provenance["found"] == killed.kept["rollout"] > 0
+    assert manifest.provenance["made"] + killed.kept["rollout"] == len(manifest.shards) == 4
