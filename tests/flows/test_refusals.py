@@ -288,6 +288,7 @@ def test_plan_prints_rounds_where_they_fill_the_batch(bench, monkeypatch, capsys
 
 
 def test_plan_prints_what_the_algorithm_set_and_what_the_user_did(bench, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
     args = ["plan", "run.yaml", "update.algorithm=dapo", "update.clip_high=0.25"]
     code, printed = ratchet(bench, monkeypatch, capsys, *args)
     assert code == 0
