@@ -2,8 +2,9 @@
 
     <store>/<child>/run.json    {"parent": {"url": "../first", "iteration": 12, …}, …}
 
-What the child has not is read from its parent, for iterations up to the branch alone. Nothing is
-copied, and nothing but a pin (:mod:`artifacts.pins`) is ever written to the parent.
+What the child has not is read from its parent, for iterations up to the branch alone; where the
+parent's samples are scored anew (``"rollouts": 20``), rollouts up to that iteration too. Nothing
+is copied, and nothing but a pin (:mod:`artifacts.pins`) is ever written to the parent.
 """
 
 import posixpath
@@ -14,14 +15,25 @@ from artifacts.store import Store
 
 
 class BranchStore(Store):
-    """A run's folder, with its parent's behind it."""
+    """A run's folder, with its parent's behind it.
 
-    def __init__(self, url: str, parent: Store, iteration: int) -> None:
+    Attributes:
+        iteration: the last that is inherited whole.
+        rollouts: the last whose rollouts are; the same one but where samples are scored anew.
+    """
+
+    def __init__(self, url: str, parent: Store, iteration: int, rollouts: int = 0) -> None:
         super().__init__(url)
         self.parent, self.iteration = parent, iteration
+        self.rollouts = max(iteration, rollouts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BranchStore, (self.url, self.parent, self.iteration)
+        return BranchStore, (self.url, self.parent, self.iteration, self.rollouts)
+
+    def owner(self, folder: str) -> Store:
+        if super().exists(folder) or not self.is_inherited(folder):
+            return self
+        return self.parent.owner(folder)
 
     def read(self, path: str, is_large: bool = False) -> bytes:
         try:
@@ -40,7 +52,8 @@ class BranchStore(Store):
 
     def sizes(self, path: str) -> dict[str, int]:
         theirs = self.parent.sizes(path) if self.is_inherited(path) else {}
-        return {**theirs, **super().sizes(path)}
+        below = {name: size for name, size in theirs.items() if self.is_inherited(f"{path}/{name}")}
+        return {**below, **super().sizes(path)}
 
     def names(self, path: str) -> list[str]:
         below = f"{path}/" if path else ""
@@ -50,15 +63,13 @@ class BranchStore(Store):
     def is_inherited(self, path: str) -> bool:
         """Whether the parent's ``path`` is part of this run too."""
         top, _, rest = path.partition("/")
+        first = rest.partition("/")[0]
         if top.startswith("iteration-"):
-            return self._is_before(top.removeprefix("iteration-"))
+            last = self.rollouts if first in ("", "rollout") else self.iteration
+            return _is_up_to(top.removeprefix("iteration-"), last)
         if top == "policy":
-            version = rest.partition("/")[0]
-            return not version or self._is_before(version)
+            return not first or _is_up_to(first, self.iteration)
         return top == "prompts"
-
-    def _is_before(self, number: str) -> bool:
-        return number.isdecimal() and int(number) <= self.iteration
 
 
 def open_store(url: str) -> Store:
@@ -69,7 +80,8 @@ def open_store(url: str) -> Store:
     if parent is None:
         return store
     above = open_store(parent_url(store.url, parent["url"]))
-    return BranchStore(store.url, above, int(parent["iteration"]))
+    rollouts = int(parent.get("rollouts", 0))
+    return BranchStore(store.url, above, int(parent["iteration"]), rollouts)
 
 
 def relative_to(url: str, parent: str) -> str:
@@ -83,3 +95,7 @@ def parent_url(url: str, recorded: str) -> str:
     if not recorded.startswith("../"):
         return recorded
     return posixpath.join(url.rpartition("/")[0], recorded.removeprefix("../"))
+
+
+def _is_up_to(number: str, last: int) -> bool:
+    return number.isdecimal() and int(number) <= last

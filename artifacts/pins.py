@@ -70,17 +70,21 @@ def write_pin(
     return pin
 
 
-def pin_branch(store: Store, child_url: str, version: int) -> None:
-    """Pin policy ``version``, that the run at ``child_url`` goes on from, up the line of parents.
+def pin_branch(store: Store, child_url: str, version: int, rollouts: int = 0) -> None:
+    """Pin policy ``version``, that the run at ``child_url`` goes on from, up the line of parents;
+    and the iterations after it up to ``rollouts``, whose samples it scores anew.
 
     The pin's name says all of it, so that runs which branch at once never meet in one file.
     """
     child = child_url.rpartition("/")[2]
     by = relative_to(store.url, child_url)
     reason = f"branch from policy {version}"
-    write_pin(store, f"{child}-{version:06d}", by, reason, policies=[version])
+    scored = range(version + 1, rollouts + 1)
+    name = f"{child}-{version:06d}" + (f"-{rollouts:06d}" if scored else "")
+    write_pin(store, name, by, reason, policies=[version], iterations=scored)
     if isinstance(store, BranchStore):
-        pin_branch(store.parent, child_url, min(version, store.iteration))
+        above = min(version, store.iteration)
+        pin_branch(store.parent, child_url, above, min(rollouts, store.rollouts))
 
 
 def read_pins(store: Store) -> list[Pin]:

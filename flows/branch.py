@@ -8,7 +8,7 @@ from artifacts.errors import AlreadyExistsError
 from artifacts.pins import pin_branch
 from artifacts.runs import read_record, write_record
 from artifacts.store import Store
-from flows.config import UserError, differences
+from flows.config import Difference, UserError, differences
 from flows.holding import check_store
 from flows.plan import Plan, make_plan
 from flows.record import config_of
@@ -45,31 +45,46 @@ def branch(url: str, iteration: int, name: str, overrides: Sequence[str]) -> str
     if kept := what_never_changes(changes):
         raise UserError(f"a branch keeps {kept[0]} of its parent, and {changes[0]} was asked for")
     if read_record(Store(plan.config.url)) is not None:
-        raise _name_is_taken(plan.config.url)
-    _pin(parent, plan.config.url, session.history[:iteration])
-    _write(plan, parent, iteration, [str(change) for change in changes])
+        raise name_is_taken(plan.config.url)
+    start_branch(plan, parent, session.history[:iteration], changes)
     return plan.config.url
 
 
-def _write(plan: Plan, parent: Store, iteration: int, changed: list[str]) -> None:
+def start_branch(
+    plan: Plan,
+    parent: Store,
+    history: Sequence[Committed],
+    changes: Sequence[Difference],
+    rollouts: int = 0,
+) -> None:
+    """Make the run of ``plan`` one that goes on from the policy after ``history``.
+
+    Args:
+        rollouts: the last iteration whose rollouts it takes from ``parent`` too; 0: none.
+
+    Raises:
+        UserError: ``ratchet gc`` has let go of that policy, or a run of that name is there.
+    """
     child = plan.config.url
+    _pin(parent, child, history, rollouts)
+    above = {"url": relative_to(child, parent.url), "iteration": len(history)}
     record = {
         **plan.record(),
-        "parent": {"url": relative_to(child, parent.url), "iteration": iteration},
-        "changed": changed,
+        "parent": {**above, "rollouts": rollouts} if rollouts else above,
+        "changed": [str(change) for change in changes],
     }
     store = Store(child)
     try:
         check_store(store, plan.config)
         write_record(store, record)
     except AlreadyExistsError:
-        raise _name_is_taken(child) from None
+        raise name_is_taken(child) from None
 
 
-def _pin(parent: Store, child: str, history: Sequence[Committed]) -> None:
+def _pin(parent: Store, child: str, history: Sequence[Committed], rollouts: int) -> None:
     if is_rebuildable(parent, history):
         try:
-            pin_branch(parent, child, len(history))
+            pin_branch(parent, child, len(history), rollouts)
         except ValueError as error:
             raise UserError(f"{error}; give the branch another name") from error
         except OSError as error:
@@ -82,5 +97,6 @@ def _pin(parent: Store, child: str, history: Sequence[Committed]) -> None:
         )
 
 
-def _name_is_taken(url: str) -> UserError:
+def name_is_taken(url: str) -> UserError:
+    """The sentence for a branch whose name another run has."""
     return UserError(f"there is a run at {url} already: give the branch another name")

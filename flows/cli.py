@@ -76,6 +76,27 @@ def branch(
 
 
 @app.command()
+def rescore(
+    run: RunUrl,
+    *,
+    reward: Annotated[
+        list[str], typer.Option(metavar="SPEC", help="file.py:fn or a built-in, =WEIGHT; or YAML.")
+    ],
+    new: Annotated[str, typer.Option("--run", help="Name of the new run.")],
+    iterations: Annotated[
+        str | None, typer.Option(metavar="A:B", help="First and last; default: all finished.")
+    ] = None,
+    verdict: Annotated[float, typer.Option(help="A sample is right from this reward on.")] = 0.5,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score stored rollouts with other rewards, in a run that branches there."""
+    from flows.rescore import print_rescore
+
+    print_rescore(run_url(run), reward, new, iterations, verdict, debug, as_json)
+
+
+@app.command()
 def replay(
     run: RunUrl,
     overrides: Overrides = None,

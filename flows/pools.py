@@ -5,9 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from artifacts.keys import canonical
 from flows.plan import Plan
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
+from stages.score.config import ScoreConfig
 from stages.score.scorers import Scorers
 from stages.score.worker import ReferenceSpec, ScorerSpec
 from stages.update.trainer_spec import TrainerSpec
@@ -22,6 +24,7 @@ class Pools:
         self._plan, self._config = plan, plan.config
         self._resources = plan.config.resources
         self._debug = debug
+        self._others: dict[bytes, Scorers] = {}
 
     def warm_up(self) -> None:
         """Start all workers side by side. Returns before they are ready."""
@@ -63,9 +66,20 @@ class Pools:
     @cached_property
     def scorers(self) -> Scorers:
         """What rewards."""
-        wanted, score = self._resources.score, self._config.score
+        return self._scorers(self._config.score, reference_spec(self._plan))
+
+    def scorers_of(self, score: ScoreConfig) -> Scorers:
+        """What gives the rewards of ``score`` and nothing else: the run's own where those do."""
+        if score.rewards == self._config.score.rewards and reference_spec(self._plan) is None:
+            return self.scorers
+        key = canonical([spec.model_dump(mode="json") for spec in score.rewards])
+        if key not in self._others:
+            self._others[key] = self._scorers(score, None)
+        return self._others[key]
+
+    def _scorers(self, score: ScoreConfig, reference: ReferenceSpec | None) -> Scorers:
+        wanted = self._resources.score
         count = 1 if self._debug else wanted.workers
-        reference = reference_spec(self._plan)
         return Scorers(
             self.cluster,
             ScorerSpec(score.rewards, reference, self._config.model, count, self._debug),

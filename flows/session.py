@@ -14,11 +14,12 @@ from flows.listener import Listener
 from flows.pools import Pools
 from flows.revisions import Run
 from flows.standing import Standing
-from stages.contract import Committed, StageError
+from stages.contract import Committed, Progress, StageError, Work
 from stages.rollout import run as rollout_stage
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
+from stages.score.config import ScoreConfig
 from stages.score.scorers import Values
 from stages.update import run as update_stage
 from stages.update.critic_name import CriticName
@@ -89,6 +90,13 @@ class Session(Standing):
         )
         self._at(iteration).rounds[number - 1 :] = [Round(rollout, made)]
         return made
+
+    def score_alone(
+        self, work: Work, rollout: Committed, score: ScoreConfig, progress: Progress
+    ) -> Committed:
+        """Reward a rollout's samples as ``work`` says, with no reference and no critic."""
+        scorers = partial(self.pools.scorers_of, score)
+        return score_stage.run(self.store, work, rollout, score, scorers, progress)
 
     def update(self, iteration: int) -> Committed:
         """Make the next policy. Its snapshot follows in :meth:`snapshot`."""
