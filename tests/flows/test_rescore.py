@@ -68,7 +68,8 @@ def test_rescored_run_trains_as_a_branch_that_had_the_reward_all_along(whole, fo
         new = np.array([1 / (1 + length) for length in lengths])
         assert column(again, found["iteration"], "score", "reward").to_pylist() == new.tolist()
         assert (found["old_mean"], found["new_mean"]) == pytest.approx((old.mean(), new.mean()))
-        assert found["flipped"] == sum((a >= 0.2) != (b >= 0.2) for a, b in zip(old, new, strict=True))
+        pairs = zip(old, new, strict=True)
+        assert found["flipped"] == sum((a >= 0.2) != (b >= 0.2) for a, b in pairs)
         products = ((old - old.mean()) * (new - new.mean())).mean()
         if new.std():
             assert found["correlation"] == pytest.approx(products / old.std() / new.std())
