@@ -82,7 +82,8 @@ class UpdateOrder:
 def check_functions(order: UpdateOrder) -> None:
     """Raise StageError where a user's function is not what the order's work was described with.
 
-    A path that a store gives is not imported before its file is known to be the right one.
+    Where a path lies is in no digest, so a plain function's file is imported only where its source
+    is the right one; any other function has to be imported to be known.
     """
     for name, digest in order.functions.items():
         path = order.paths[name]

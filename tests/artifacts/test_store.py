@@ -362,3 +362,15 @@ def test_branch_sizes_are_its_own_and_what_it_inherits(store: Store) -> None:
     child.put("iteration-000002/y", b"own")
     assert child.sizes("iteration-000001") == {"x": 13, "y": 3}
     assert child.sizes("iteration-000002") == {"y": 3}
+
+
+def test_branch_that_scores_its_parents_samples_anew_has_their_rollouts_alone(store: Store) -> None:
+    for iteration in ("iteration-000001", "iteration-000002", "iteration-000003"):
+        for stage in ("rollout", "score"):
+            store.put(f"{iteration}/{stage}/k/x", b"bytes")
+    child = BranchStore(f"{store.url}-child", store, iteration=1, rollouts=2)
+    assert child.sizes("iteration-000001") == {"rollout/k/x": 5, "score/k/x": 5}
+    assert child.sizes("iteration-000002") == {"rollout/k/x": 5}
+    assert child.sizes("iteration-000003") == {}
+    child.put("iteration-000002/score/k/x", b"own")
+    assert child.sizes("iteration-000002") == {"rollout/k/x": 5, "score/k/x": 3}
