@@ -6,27 +6,40 @@ Only nullable columns are ever added; a reader takes the columns it knows by nam
 import pyarrow as pa
 
 ROWS_VERSION = 1
-FINISH_REASONS = ("stop", "length")
+FINISH_REASONS = ("stop", "length", "given")
 _INTS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
 _DOUBLES = pa.list_(pa.float64())
 
 
-def _schema(kind: str, columns: list[tuple[str, pa.DataType, str]]) -> pa.Schema:
+Columns = list[tuple[str, pa.DataType, str]]
+
+
+def _schema(kind: str, columns: Columns) -> pa.Schema:
     fields = [pa.field(name, type_, metadata={"doc": doc}) for name, type_, doc in columns]
     return pa.schema(fields, metadata={"ratchet.kind": kind, "ratchet.version": str(ROWS_VERSION)})
 
 
-PROMPTS = _schema(
+_PROMPT: Columns = [
+    ("prompt_id", pa.string(), "digest of the data row: its bytes, wherever it lies"),
+    ("source", pa.string(), "name of the data source"),
+    ("row", pa.int64(), "row number in its source, from 0"),
+    ("token_ids", _INTS, "the prompt as the engine gets it; never tokenised again"),
+    ("text", pa.string(), "the prompt as rendered, for people"),
+    ("ground_truth", pa.string(), "what the reward compares with; null where there is none"),
+    ("extra", pa.string(), "the data row's other columns, as JSON"),
+]
+PROMPTS = _schema("prompts", _PROMPT)
+
+# Of data that holds the responses too, two a prompt.
+PAIRS = _schema(
     "prompts",
     [
-        ("prompt_id", pa.string(), "digest of the data row: its bytes, wherever it lies"),
-        ("source", pa.string(), "name of the data source"),
-        ("row", pa.int64(), "row number in its source, from 0"),
-        ("token_ids", _INTS, "the prompt as the engine gets it; never tokenised again"),
-        ("text", pa.string(), "the prompt as rendered, for people"),
-        ("ground_truth", pa.string(), "what the reward compares with; null where there is none"),
-        ("extra", pa.string(), "the data row's other columns, as JSON"),
+        *_PROMPT,
+        ("chosen_ids", _INTS, "the better response's tokens, as they go on from the prompt's"),
+        ("rejected_ids", _INTS, "the worse one's"),
+        ("chosen_text", pa.string(), "the better response as it stands in the data, for people"),
+        ("rejected_text", pa.string(), "the worse one"),
     ],
 )
 
@@ -40,18 +53,34 @@ ROLLOUTS = _schema(
         ("row", pa.int64(), "row number in its source"),
         ("epoch", pa.int64(), "how often its source had been gone through before, from 0"),
         ("sample_index", pa.int32(), "place in the group, from 0"),
-        ("seed", pa.int64(), "the sampler's own seed for this sample"),
+        ("seed", pa.int64(), "the sampler's own seed for this sample; null: nothing was sampled"),
         ("prompt_ids", _INTS, "the prompt's tokens"),
-        ("response_ids", _INTS, "exactly what the engine sampled, end token included"),
-        ("logprobs", _FLOATS, "natural log, of the distribution that was sampled from; a token"),
+        ("response_ids", _INTS, "exactly what was sampled, or given, end token included"),
+        (
+            "logprobs",
+            _FLOATS,
+            "natural log, of the distribution sampled from, a token; or null",
+        ),
         ("loss_mask", pa.list_(pa.int8()), "1 where the policy chose the token, 0 elsewhere"),
-        ("finish_reason", pa.string(), "stop (an end token or string) or length (cut)"),
+        (
+            "finish_reason",
+            pa.string(),
+            "stop (an end token or string), length (cut) or given",
+        ),
         ("text", pa.string(), "the response as text, for rewards and people"),
         ("prompt_text", pa.string(), "the prompt as text"),
         ("ground_truth", pa.string(), "copied from the prompt"),
         ("extra", pa.string(), "copied from the prompt"),
-        ("policy_version", pa.int64(), "number of updates behind the weights that sampled"),
-        ("policy_digest", pa.string(), "digest of those weights, as the engine reported it"),
+        (
+            "policy_version",
+            pa.int64(),
+            "updates behind the weights that sampled; null: given",
+        ),
+        (
+            "policy_digest",
+            pa.string(),
+            "digest of those weights, as the engine has it; null: given",
+        ),
     ],
 )
 

@@ -86,10 +86,10 @@ ALGORITHMS: dict[str, dict[str, dict[str, Any]]] = {
     "gdpo": {},
     # The critic's default of 1e-5 is for large models: here its head would stay near zero.
     "ppo": {"update": {"critic": {"lr": 1e-3}}},
-    # Not presets: fields of the update.
+    "dpo": {},
+    "ipo": {},
+    # Not a preset, but a field of the update.
     "maxrl": {"update": {"algorithm": "grpo", "advantage": "maxrl"}},
-    "dpo": {"update": {"algorithm": "grpo", "loss": "dpo"}},
-    "ipo": {"update": {"algorithm": "grpo", "loss": "ipo"}},
 }
 LOG_LINES = 40
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.secrets import redacted
-from stages.rollout.config import DataConfig, RolloutConfig
+from stages.rollout.config import PAIR, DataConfig, RolloutConfig
 from stages.score.config import ScoreConfig
 from stages.settings import CREDENTIALS, Section, execution
 from stages.update.config import UpdateConfig
@@ -87,6 +87,15 @@ class LeaseConfig(Section):
     )
 
 
+def _names_pairs(data: Any) -> bool:
+    """Whether a section ``data``, as the user wrote it, names a pair's columns."""
+    if not isinstance(data, dict):
+        return False
+    sources = data.get("sources")
+    parts = [data, *(sources if isinstance(sources, list) else [])]
+    return any(isinstance(part, dict) and bool(part.get("chosen")) for part in parts)
+
+
 class Config(Section):
     """A run."""
 
@@ -97,13 +106,24 @@ class Config(Section):
     iterations: int = execution(..., ge=1, description="how far to go")
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
-    score: ScoreConfig
+    score: ScoreConfig = ScoreConfig()
     update: UpdateConfig = UpdateConfig()
     checkpoint: CheckpointConfig = execution(CheckpointConfig())
     resources: Resources = execution(Resources())
     tracking: TrackingConfig = execution(TrackingConfig())
     retries: RetryConfig = execution(RetryConfig())
     lease: LeaseConfig = execution(LeaseConfig())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_two_of_a_pair(cls, values: Any) -> Any:
+        """Where the data holds pairs, a group is of two unless the user says otherwise."""
+        if not isinstance(values, dict) or not _names_pairs(values.get("data")):
+            return values
+        rollout = values.get("rollout") or {}
+        if not isinstance(rollout, dict):
+            return values
+        return {**values, "rollout": {"samples_per_prompt": len(PAIR), **rollout}}
 
     @property
     def url(self) -> str:

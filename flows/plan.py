@@ -9,6 +9,7 @@ from flows.config import Config, UserError
 from flows.critic_checks import check_critic, critic_digest
 from flows.iteration import next_groups
 from flows.loss_checks import check_loss
+from flows.preference_checks import check_responses
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
@@ -85,11 +86,7 @@ class Plan:
                 str(shards),
                 "prompts drawn / rollout.prompts_per_shard",
             ),
-            (
-                "shards an engine",
-                f"{shards / config.resources.rollout.engines:g}",
-                "shards / resources.rollout.engines",
-            ),
+            responses_row(config, shards),
             ("prompts an optimizer step", str(minibatch), "data.batch_size / update.minibatches"),
             (
                 "samples an optimizer step",
@@ -129,6 +126,7 @@ def make_plan(config: Config) -> Plan:
     """
     try:
         check_sizes(config)
+        check_responses(config)
         check_advantage(config)
         check_loss(config)
         limit = prompt_limit(config)
@@ -292,6 +290,14 @@ def round_rows(config: Config) -> list[tuple[str, str, str]]:
             "those missing × rollout.oversample, a round",
         ),
     ]
+
+
+def responses_row(config: Config, shards: int) -> tuple[str, str, str]:
+    """The row of the plan about who gives the responses of ``shards``."""
+    if config.data.has_pairs:
+        return "responses", "given, no engine loaded", "data.chosen and data.rejected"
+    share = shards / config.resources.rollout.engines
+    return "shards an engine", f"{share:g}", "shards / resources.rollout.engines"
 
 
 def run_key(plan: Plan) -> str:

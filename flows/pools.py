@@ -30,7 +30,8 @@ class Pools:
         """Start all workers side by side. Returns before they are ready."""
         if not self._debug:
             self.trainers.start()
-            self.engines.start()
+            if not self._config.data.has_pairs:
+                self.engines.start()
             self.scorers.start()
 
     def close(self) -> None:

@@ -157,7 +157,7 @@ def description(plan: Plan, url: str) -> str:
         iterations=config.iterations,
         prompts=config.data.batch_size,
         samples=config.rollout.samples_per_prompt,
-        rewards=", ".join(rewards),
+        rewards=", ".join(rewards) or "pairs of the data",
         url=url,
         quoted=shlex.quote(url),
     )

@@ -17,6 +17,7 @@ from flows.standing import Standing
 from stages.contract import Committed, Progress, StageError, Work
 from stages.rollout import run as rollout_stage
 from stages.rollout.engines import Engines
+from stages.rollout.given import GivenResponses
 from stages.rollout.worker import PolicyName
 from stages.score import run as score_stage
 from stages.score.config import ScoreConfig
@@ -34,7 +35,8 @@ class Session(Standing):
         self.pools = Pools(run.plan, debug)
 
     def rollout(self, iteration: int, number: int = 1) -> Committed:
-        """Sample a round's groups with the policy that the updates so far have made."""
+        """Sample a round's groups with the policy that the updates so far have made; or take them
+        from the data, where it holds the responses."""
         work = self.rollout_work(iteration, number)
         if seen := self._recalled(iteration, "rollout", number, work):
             return seen
@@ -44,7 +46,7 @@ class Session(Standing):
             work,
             self.prompts(iteration),
             policy,
-            lambda: self._engines_with(policy),
+            lambda: self._source(policy),
             self.report.progress("rollout", in_round(iteration, number)),
         )
         self._at(iteration).rounds[number - 1 :] = [Round(made)]
@@ -140,6 +142,9 @@ class Session(Standing):
         trainers = self.pools.trainers
         trainers.bring_to(self.store, self.history)
         return partial(trainers.values, critic)
+
+    def _source(self, policy: PolicyName) -> rollout_stage.Source:
+        return GivenResponses() if self.config.data.has_pairs else self._engines_with(policy)
 
     def _engines_with(self, policy: PolicyName) -> Engines:
         engines = self.pools.engines

@@ -95,7 +95,7 @@ class Standing:
     def rollout_work(self, iteration: int, number: int = 1) -> Work:
         """The description of a round's rollout; all before it is to be known."""
         config, before = self.plan_at(iteration).config, self._before(iteration)
-        policy = before.ref if before else self.base
+        policy = None if config.data.has_pairs else before.ref if before else self.base
         return rollout_stage.rollout_work(
             iteration,
             config.data,
@@ -236,7 +236,11 @@ class Standing:
     def _prompt_work(self, iteration: int) -> Work:
         plan = self.plan_at(iteration)
         return prompt_work(
-            plan.config.data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens
+            plan.config.data,
+            plan.data_digest,
+            plan.tokenizer_digest,
+            plan.max_prompt_tokens,
+            plan.config.rollout.max_new_tokens,
         )
 
     def _start(self, iteration: int, number: int) -> list[int]:

@@ -190,7 +190,13 @@ def plain_plan(folder: Path, **changes: Any) -> Plan:
 def commit_prompts(store: Store, plan: Plan) -> Committed:
     """Three prompts, tokenised by hand."""
     data = plan.config.data
-    work = prompt_work(data, plan.data_digest, plan.tokenizer_digest, plan.max_prompt_tokens)
+    work = prompt_work(
+        data,
+        plan.data_digest,
+        plan.tokenizer_digest,
+        plan.max_prompt_tokens,
+        plan.config.rollout.max_new_tokens,
+    )
     rows = [
         {
             "prompt_id": sha256(bytes([row])),

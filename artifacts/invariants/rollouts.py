@@ -1,4 +1,7 @@
-"""Rollouts: what was sampled is whole token by token, once, and by the policy that is named."""
+"""Rollouts: what was sampled is whole token by token, once, and by the policy that is named.
+
+What the data gave has none of a sampler's columns, and all of the others.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +25,7 @@ from artifacts.schemas import FINISH_REASONS
 from artifacts.store import Store
 
 _OF_A_TOKEN = ("logprobs", "loss_mask")
+_OF_A_SAMPLER = ("logprobs", "seed", "policy_version", "policy_digest")
 
 
 def problems(
@@ -29,16 +33,28 @@ def problems(
 ) -> Iterator[str]:
     """See the package's docstring."""
     table = pa.concat_tables(tables)
-    yield from _token_problems(table)
+    are_given = "given" in manifest.identity
+    yield from _origin_problems(are_given, table)
+    yield from _token_problems(are_given, table)
     yield from _sample_problems(manifest, table)
     yield from _policy_problems(store, manifest, table)
 
 
-def _token_problems(table: pa.Table) -> Iterator[str]:
+def _origin_problems(are_given: bool, table: pa.Table) -> Iterator[str]:
+    """Where a sample says otherwise than its manifest whether it was given or sampled."""
+    origin = "given" if are_given else "sampled"
+    if not holds(pc.equal(pc.equal(table["finish_reason"], "given"), are_given)):
+        yield f"its responses were {origin}, and a finish_reason says otherwise"
+    for name in _OF_A_SAMPLER if are_given else ("seed",):
+        if table[name].null_count != (table.num_rows if are_given else 0):
+            yield f"its responses were {origin}, and {name} is {'known' if are_given else 'null'}"
+
+
+def _token_problems(are_given: bool, table: pa.Table) -> Iterator[str]:
     tokens = table["response_ids"]
     for name in _OF_A_TOKEN:
-        column = table[name]
-        if not is_whole(column) or not fits(column, tokens):
+        is_missing = not is_whole(table[name]) and not (are_given and name in _OF_A_SAMPLER)
+        if is_missing or not fits(table[name], tokens):
             yield f"{name} has not one entry a response token"
     if not is_finite(table["logprobs"]):
         yield "logprobs holds NaN or an infinity"
@@ -61,7 +77,7 @@ def _sample_problems(manifest: Manifest, table: pa.Table) -> Iterator[str]:
     if not is_among(table["finish_reason"], list(FINISH_REASONS)):
         yield f"a finish_reason is none of {', '.join(FINISH_REASONS)}"
     for name in ("sample_id", "seed"):
-        if has_doubles(table[name]):
+        if has_doubles(pc.drop_null(table[name])):
             yield f"a {name} stands twice"
     wanted = manifest.identity.get("samples_per_prompt")
     sizes = Counter(table["group_id"].to_pylist())

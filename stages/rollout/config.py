@@ -6,6 +6,19 @@ from pydantic import Field, model_validator
 
 from stages.settings import Section, execution
 
+_CHOSEN = "column of the better of two given responses, text or messages; null: they are sampled"
+_REJECTED = "column of the worse one"
+
+
+# Sample 0 of a given group is the chosen response, sample 1 the rejected one.
+PAIR = ("chosen", "rejected")
+
+
+def _without_answer(values: Any) -> Any:
+    """Pairs need no right answer: where ``answer`` is left open, none is looked for."""
+    has_pairs = isinstance(values, dict) and values.get("chosen") is not None
+    return {"answer": None, **values} if has_pairs else values
+
 
 class DataSource(Section):
     """One file of prompts, and its share."""
@@ -15,6 +28,19 @@ class DataSource(Section):
     weight: float = Field(1.0, gt=0, description="chance that a draw takes from it, relative")
     prompt: str = Field("prompt", description="column of the prompt: text, or chat messages")
     answer: str | None = Field("answer", description="column that rewards get as ground_truth")
+    chosen: str | None = Field(None, description=_CHOSEN)
+    rejected: str | None = Field(None, description=_REJECTED)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_answer(cls, values: Any) -> Any:
+        return _without_answer(values)
+
+    @property
+    def columns(self) -> list[str | None]:
+        """What its rows are read by; a pair's two columns where it has any."""
+        pair = [self.chosen, self.rejected]
+        return [self.prompt, self.answer, *(pair if any(pair) else [])]
 
 
 class DataConfig(Section):
@@ -25,6 +51,8 @@ class DataConfig(Section):
     )
     prompt: str = Field("prompt", description="column of the prompt: text, or chat messages")
     answer: str | None = Field("answer", description="column that rewards get as ground_truth")
+    chosen: str | None = Field(None, description=_CHOSEN)
+    rejected: str | None = Field(None, description=_REJECTED)
     sources: list[DataSource] = Field([], description="several files, mixed by weight")
     template: Literal["plain", "chat"] = Field(
         "chat", description="chat: the tokenizer's chat template; plain: the text as it stands"
@@ -38,6 +66,11 @@ class DataConfig(Section):
         "fail", description="a prompt over the limit: refuse the data, or skip and count the row"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_answer(cls, values: Any) -> Any:
+        return _without_answer(values)
+
     @model_validator(mode="after")
     def _is_somewhere(self) -> "DataConfig":
         if (self.path is None) == (not self.sources):
@@ -48,11 +81,34 @@ class DataConfig(Section):
                 raise ValueError(f"two data sources are named {name!r}: give one another name")
         return self
 
+    @model_validator(mode="after")
+    def _has_whole_pairs(self) -> "DataConfig":
+        columns = [column for s in self.all_sources for column in (s.chosen, s.rejected)]
+        if any(columns) and not all(columns):
+            raise ValueError(
+                "a pair is two columns, in every source or in none: give both chosen and rejected"
+            )
+        return self
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether responses come from the data, two a prompt, and none is sampled."""
+        return any(source.chosen or source.rejected for source in self.all_sources)
+
     @property
     def all_sources(self) -> list[DataSource]:
         """Every file of prompts with its name and columns, in order."""
         if self.path is not None:
-            return [DataSource(path=self.path, name="data", prompt=self.prompt, answer=self.answer)]
+            return [
+                DataSource(
+                    path=self.path,
+                    name="data",
+                    prompt=self.prompt,
+                    answer=self.answer,
+                    chosen=self.chosen,
+                    rejected=self.rejected,
+                )
+            ]
         return [
             source.model_copy(update={"name": source.name or f"data-{number}"})
             for number, source in enumerate(self.sources, start=1)
@@ -103,3 +159,8 @@ class RolloutConfig(Section):
         """The fields that change the samples of a round, whichever round it is."""
         how_many = ("max_rounds", "oversample")
         return {name: v for name, v in self.identity().items() if name not in how_many}
+
+    def given_identity(self) -> dict[str, Any]:
+        """The fields that change the samples of a round where the data holds the responses."""
+        names = ("samples_per_prompt", "max_new_tokens", "prompts_per_shard")
+        return {name: getattr(self, name) for name in names}

@@ -12,11 +12,12 @@ from artifacts.door import explaining
 from artifacts.keys import key_of, sha256
 from artifacts.store import filesystem
 from stages.rollout.config import DataConfig, DataSource
+from stages.rollout.pairs import Pair, read_pair
 
 
 @dataclass(frozen=True)
 class Row:
-    """One data row. ``place`` names it to a person: file and line."""
+    """One data row. ``place`` names it to a person: file and line; ``pair``: given responses."""
 
     number: int
     place: str
@@ -24,6 +25,7 @@ class Row:
     answer: str | None
     extra: dict[str, Any]
     digest: str
+    pair: Pair | None = None
 
 
 def data_digest(data: DataConfig) -> str:
@@ -82,19 +84,23 @@ def _records(location: str) -> Iterator[tuple[str, Any]]:
 def _row(number: int, place: str, record: Any, data: DataSource, template: str) -> Row:
     if not isinstance(record, dict):
         raise ValueError(f"{place} holds a {type(record).__name__}: write one object a line")
-    for key, column in (("data.prompt", data.prompt), ("data.answer", data.answer)):
+    for key in ("prompt", "answer", "chosen", "rejected"):
+        column = getattr(data, key)
         if column is not None and column not in record:
             have = ", ".join(sorted(map(str, record)))
-            raise ValueError(f"{place} has no column {column!r}, which {key} names; it has {have}")
+            raise ValueError(
+                f"{place} has no column {column!r}, which data.{key} names; it has {have}"
+            )
     prompt = record[data.prompt]
     if not prompt or not isinstance(prompt, str | list):
         raise ValueError(f"{place}: column {data.prompt!r} is {prompt!r}, not a text or messages")
     if template == "plain" and not isinstance(prompt, str):
         raise ValueError(f"{place}: messages need a chat template: set data.template=chat")
     answer = record[data.answer] if data.answer is not None else None
-    extra = {k: v for k, v in record.items() if k not in (data.prompt, data.answer)}
+    extra = {k: v for k, v in record.items() if k not in data.columns}
     text = answer if answer is None or isinstance(answer, str) else json.dumps(answer)
-    return Row(number, place, prompt, text, extra, key_of({"row": _stable(record)}))
+    pair = read_pair(place, record, data, template)
+    return Row(number, place, prompt, text, extra, key_of({"row": _stable(record)}), pair)
 
 
 def _stable(record: Any) -> Any:

@@ -6,7 +6,7 @@ seed of its own, so a shard is the same whichever engine makes it, and whichever
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.compute as pc
 
@@ -16,14 +16,23 @@ from artifacts.shards import find_shards, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find_or_make
 from stages.ledger import write_ledger
-from stages.rollout.config import DataConfig, RolloutConfig
-from stages.rollout.engines import Engines
+from stages.rollout.config import PAIR, DataConfig, RolloutConfig
+from stages.rollout.given import given_columns
 from stages.rollout.prompts import PromptSet
 from stages.rollout.selection import Selected, Selection, select
-from stages.rollout.worker import Finished, PolicyName, ShardOrder
+from stages.rollout.worker import Finished, PolicyName, Sample, ShardOrder
 
 VERSION = 1
 _MEASURED = {"prompt_ids", "response_ids", "logprobs", "finish_reason"}
+
+
+class Source(Protocol):
+    """Where samples come from: engines, or data that holds them."""
+
+    def generate(
+        self, store: Store, folder: str, policy: PolicyName, orders: Sequence[ShardOrder]
+    ) -> Iterator[Sample | Finished]:
+        """Write the shards of ``orders`` into ``folder``; yields progress as it comes."""
 
 
 def rollout_work(
@@ -32,7 +41,7 @@ def rollout_work(
     rollout: RolloutConfig,
     seed: int,
     prompts: Ref,
-    policy: Ref,
+    policy: Ref | None,
     start: Sequence[int],
     groups: range,
     number: int = 1,
@@ -40,13 +49,14 @@ def rollout_work(
     """The description of a round of an iteration's rollout.
 
     Args:
+        policy: what samples; None where the data holds the responses.
         start: prompts drawn before, of each source; [] at the beginning.
         groups: indices of the groups that it draws; they go on counting from round to round.
         number: of the round, from 1.
     """
     weights = [source.weight for source in data.all_sources]
     identity = {
-        **rollout.sampling_identity(),
+        **(rollout.given_identity() if data.has_pairs else rollout.sampling_identity()),
         "round": number,
         "first_group": groups.start,
         "groups": len(groups),
@@ -56,7 +66,11 @@ def rollout_work(
         "weights": weights,
         "logprobs": "natural log of the processed distribution, float32",
     }
-    inputs = {"prompts": prompts, "policy": policy}
+    inputs = {"prompts": prompts}
+    if data.has_pairs:
+        identity |= {"logprobs": None, "given": list(PAIR)}
+    if policy is not None:
+        inputs["policy"] = policy
     return Work("rollouts", "rollout", VERSION, iteration, identity, inputs)
 
 
@@ -65,11 +79,11 @@ def run(
     work: Work,
     prompts: PromptSet,
     policy: PolicyName,
-    engines: Callable[[], Engines],
+    source: Callable[[], Source],
     progress: Progress,
 ) -> Committed:
-    """Sample the round's groups. ``engines`` is called only where something is missing."""
-    return find_or_make(store, work, lambda: _make(store, work, prompts, policy, engines, progress))
+    """Sample the round's groups. ``source`` is called only where something is missing."""
+    return find_or_make(store, work, lambda: _make(store, work, prompts, policy, source, progress))
 
 
 def _make(
@@ -77,7 +91,7 @@ def _make(
     work: Work,
     prompts: PromptSet,
     policy: PolicyName,
-    engines: Callable[[], Engines],
+    source: Callable[[], Source],
     progress: Progress,
 ) -> Product:
     selection = selection_of(work, prompts)
@@ -88,7 +102,7 @@ def _make(
     progress(total=sum(len(order.samples) for order in missing), found=num_found)
     entries: list[Mapping[str, Any]] = []
     if missing:
-        for event in engines().generate(store, work.folder, policy, missing):
+        for event in source().generate(store, work.folder, policy, missing):
             if isinstance(event, Finished):
                 shards[event.index] = event.shard
                 entries.append(event.entry)
@@ -155,6 +169,7 @@ def _sample(
         "prompt_text": prompt["text"],
         "ground_truth": prompt["ground_truth"],
         "extra": prompt["extra"],
+        **given_columns(prompt, k),
     }
 
 
@@ -178,7 +193,7 @@ def rollout_metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[
     """Statistics of an iteration's samples, for people. Holds one shard at a time."""
     samples = prompt_tokens = tokens = longest = 0
     reasons: Counter[str] = Counter()
-    logprob_sum = 0.0
+    logprob_sum, is_sampled = 0.0, False
     for table in read_shards(store, folder, shards, _MEASURED):
         lengths = pc.list_value_length(table["response_ids"])
         samples += table.num_rows
@@ -187,6 +202,7 @@ def rollout_metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[
         prompt_tokens += pc.sum(pc.list_value_length(table["prompt_ids"])).as_py()
         reasons.update(table["finish_reason"].to_pylist())
         logprob_sum += pc.sum(pc.list_flatten(table["logprobs"])).as_py() or 0.0
+        is_sampled |= table["logprobs"].null_count == 0
     return {
         "rollout/samples": samples,
         "rollout/prompt_tokens": prompt_tokens,
@@ -194,5 +210,5 @@ def rollout_metrics(store: Store, folder: str, shards: Sequence[Shard]) -> dict[
         "rollout/response_length_mean": tokens / samples,
         "rollout/response_length_max": longest,
         "rollout/truncated_share": reasons["length"] / samples,
-        "rollout/sampled_logprob_mean": logprob_sum / max(tokens, 1),
+        "rollout/sampled_logprob_mean": logprob_sum / max(tokens, 1) if is_sampled else None,
     }

@@ -97,7 +97,9 @@ class RewardSpec(Section):
 class ScoreConfig(Section):
     """How samples are scored."""
 
-    rewards: list[RewardSpec] = Field(min_length=1, description="summed by weight")
+    rewards: list[RewardSpec] = Field(
+        [], description="summed by weight; none where the data holds pairs, whose verdict is known"
+    )
     on_null: Literal["drop_sample", "drop_group", "fail"] = Field(
         "drop_sample", description="what a reward that failed or abstained does to training"
     )

@@ -18,6 +18,7 @@ from artifacts.shards import find_shards, read_shard, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find, find_or_make
 from stages.ledger import write_ledger
+from stages.score import preference
 from stages.score.config import ScoreConfig
 from stages.score.metrics import reward_metrics, spread_counts, with_totals
 from stages.score.scorers import Scorers, Values
@@ -44,7 +45,7 @@ def score_work(
             None for no values.
     """
     identity = {
-        "rewards": [spec.identity() for spec in score.rewards],
+        "rewards": [spec.identity() for spec in score.rewards] or [preference.IDENTITY],
         "reference": None if reference is None else dict(reference),
     }
     inputs = {"rollout": rollout.ref}
@@ -182,7 +183,8 @@ def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[S
 
 def _per_sample(config: ScoreConfig) -> list[str]:
     """The columns with a value a sample: others are summed up shard by shard."""
-    components = [f"reward.{spec.column}" for spec in config.rewards]
+    names = [spec.column for spec in config.rewards] or [preference.COLUMN]
+    components = [f"reward.{name}" for name in names]
     return ["sample_id", "group_id", "reward", "error", "token_rewards", *components]
 
 

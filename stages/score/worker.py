@@ -18,9 +18,10 @@ from artifacts.manifests import Shard
 from artifacts.schemas import scores_schema
 from artifacts.shards import read_shard, write_shard
 from artifacts.store import Store
-from stages.score.components import combine
+from stages.score.components import Scored, combine
 from stages.score.config import RewardSpec
 from stages.score.outcomes import Outcome
+from stages.score.preference import COLUMN, preferred
 from stages.score.reward_here import RewardHere
 from stages.score.reward_process import RewardProcess
 from stages.score.rewards import reward_arguments
@@ -28,7 +29,7 @@ from stages.score.tokens import token_texts
 
 log = logging.getLogger("ratchet")
 
-_SAMPLE_COLUMNS = ("sample_id", "group_id")
+_SAMPLE_COLUMNS = ("sample_id", "group_id", "sample_index")
 _TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "source", "extra")
 # Long, and worth their making where somebody reads them only.
 _TOKEN_COLUMNS = ("prompt_ids", "response_ids")
@@ -50,6 +51,7 @@ class ScorerSpec:
     """All that a score worker is made of.
 
     Attributes:
+        rewards: what to call; none where the samples are pairs, whose verdict is known.
         model: folder of the policy's tokenizer, for rewards per token.
         workers: how many share out a reward's rate of calls.
         is_local: rewards run in the worker's own process.
@@ -144,25 +146,30 @@ class ScoreWorker:
 
     def _table(self, rollouts: pa.Table, order: ShardOrder) -> Generator[InHand, None, pa.Table]:
         rows = self._rows(rollouts)
-        specs = self._spec.rewards
-        outcomes = yield from self._outcomes(rows, order)
-        scored = [
-            combine(specs, outcomes[place], row["sample_id"], order.index)
-            for place, row in enumerate(rows)
-        ]
+        names = [spec.column for spec in self._spec.rewards] or [COLUMN]
+        scored = yield from self._scored(rows, order)
         columns: dict[str, list[Any]] = {
-            **{name: [row[name] for row in rows] for name in _SAMPLE_COLUMNS},
-            **{
-                f"reward.{spec.column}": [sample.components[spec.column] for sample in scored]
-                for spec in specs
-            },
+            **{name: [row[name] for row in rows] for name in ("sample_id", "group_id")},
+            **{f"reward.{name}": [sample.components[name] for sample in scored] for name in names},
             "reward": [sample.reward for sample in scored],
             "error": [sample.error for sample in scored],
             "token_rewards": [sample.token_rewards for sample in scored],
             "reference_logprobs": self._reference_logprobs(rows),
             "values": [None] * len(rows) if order.values is None else list(order.values),
         }
-        return pa.Table.from_pydict(columns, schema=scores_schema([s.column for s in specs]))
+        return pa.Table.from_pydict(columns, schema=scores_schema(names))
+
+    def _scored(
+        self, rows: Sequence[Mapping[str, Any]], order: ShardOrder
+    ) -> Generator[InHand, None, list[Scored]]:
+        specs = self._spec.rewards
+        if not specs:
+            return [preferred(row["sample_index"]) for row in rows]
+        outcomes = yield from self._outcomes(rows, order)
+        return [
+            combine(specs, outcomes[place], row["sample_id"], order.index)
+            for place, row in enumerate(rows)
+        ]
 
     def _rows(self, rollouts: pa.Table) -> list[dict[str, Any]]:
         needs_ids = self._needs_tokens or self._reference is not None

@@ -39,7 +39,7 @@ class Scored:
     components: Sequence[Component]
     token_rewards: Sequence[np.ndarray] | None
     masks: Sequence[np.ndarray]
-    sampler_logprobs: Sequence[np.ndarray]
+    sampler_logprobs: Sequence[np.ndarray] | None
     reference_logprobs: Sequence[np.ndarray] | None
     was_truncated_S: np.ndarray
     max_new_tokens: int
@@ -222,6 +222,11 @@ def _token_kls(scored: Scored) -> list[np.ndarray]:
         raise StageError(
             "update.reward_kl_coef is above 0, and the scores hold no reference log-probs: "
             "score again with it set"
+        )
+    if scored.sampler_logprobs is None:
+        raise StageError(
+            "update.reward_kl_coef is above 0, and responses were given, not sampled: there is "
+            "no sampler's log-prob to measure by; set it to 0"
         )
     columns = (scored.sampler_logprobs, scored.reference_logprobs, scored.masks)
     return [token_kl(*tokens) for tokens in zip(*columns, strict=True)]

@@ -35,7 +35,8 @@ class Batch:
             whole sample lies on its last sampled token. 0 where the mask is 0, and for nulls.
         masks: 1 for sampled tokens, else 0, ragged.
         values: the critic's value of the state before each token, ragged; None without a critic.
-        sampler_logprobs: log-prob of each token in the distribution sampled from, ragged.
+        sampler_logprobs: log-prob of each token in the distribution sampled from, ragged; None
+            where responses were given.
         reference_logprobs: under the reference model, ragged; None without one.
         was_truncated_S: whether the response was cut at its limit.
         gamma, gae_lambda: discount, and GAE's lambda.
@@ -47,7 +48,7 @@ class Batch:
     token_rewards: Sequence[np.ndarray]
     masks: Sequence[np.ndarray]
     values: Sequence[np.ndarray] | None
-    sampler_logprobs: Sequence[np.ndarray]
+    sampler_logprobs: Sequence[np.ndarray] | None
     reference_logprobs: Sequence[np.ndarray] | None
     was_truncated_S: np.ndarray
     gamma: float = 1.0

@@ -27,7 +27,8 @@ class LossInputs:
         logprobs_N: under the policy in training. This and the entropy have a gradient.
         entropy_N: of the policy's distribution at the token, nats.
         old_N: under the policy that ratios are taken against.
-        sampler_N: in the distribution that was sampled from, as the engine computed it.
+        sampler_N: in the distribution that was sampled from, as the engine computed it; those of
+            the policy in training where responses were given.
         reference_N: under the reference model; None where nothing asked for one.
         advantages_N: of the token; equal over a sequence unless an estimator says otherwise.
         mask_N: 1 where the policy chose the token, else 0.

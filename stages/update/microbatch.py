@@ -23,14 +23,14 @@ class MicroBatch:
     """Packed samples with one entry a response token; float32, but for ``sequence_N``.
 
     ``scale_N`` is a token's weight in the step's loss, 0 where the mask is 0. Without ``old_N``
-    the policy in training is its own old one.
+    the policy in training is its own old one; without ``sampler_N`` nothing was sampled.
     """
 
     packed: Packed
     scale_N: torch.Tensor
     mask_N: torch.Tensor
     advantages_N: torch.Tensor
-    sampler_N: torch.Tensor
+    sampler_N: torch.Tensor | None
     old_N: torch.Tensor | None
     reference_N: torch.Tensor | None
     sequence_N: torch.Tensor
@@ -64,7 +64,7 @@ class MicroBatch:
             scale_N=tokens([m * weights.get(i, 0.0) for i, m in zip(members, masks, strict=True)]),
             mask_N=tokens(masks),
             advantages_N=tokens([samples.advantages[i] for i in members]),
-            sampler_N=tokens([samples.sampler_logprobs[i] for i in members]),
+            sampler_N=of_members(samples.sampler_logprobs),
             old_N=of_members(old),
             reference_N=of_members(samples.reference_logprobs),
             sequence_N=torch.from_numpy(np.repeat(np.arange(len(members)), lengths)).to(device),
@@ -120,7 +120,8 @@ def microbatch_loss(
         sums.add_totals({"update/loss": total, **parts})
         sums.add_loss_means({f"update/{name}": v_N for name, v_N in policy.metrics.items()})
         _measure_policy(sums, inputs)
-        _measure_mismatch(sums, inputs, config)
+        if batch.sampler_N is not None:
+            _measure_mismatch(sums, inputs, config)
         if config.correction != "none":
             _measure_correction(sums, correction_N, was_bounded_N, config)
     return total

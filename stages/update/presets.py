@@ -85,6 +85,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.0,
         "entropy_coef": 0.0,
     },
+    # Direct Preference Optimization, arXiv:2305.18290: pairs of scored groups, or of the data.
+    "dpo": {"loss": "dpo"},
+    # IPO, arXiv:2310.12036: the same pairs, with a margin to reach and not to pass.
+    "ipo": {"loss": "ipo"},
     # GDPO, arXiv:2601.05242.
     "gdpo": {"advantage": "gdpo", "loss_aggregation": "token_mean"},
     # PPO, arXiv:1707.06347, as in InstructGPT, arXiv:2203.02155: a critic; the KL is in the reward.

@@ -36,6 +36,7 @@ class Samples:
     """S samples. Ragged columns are lists of arrays, one entry a response token.
 
     Attributes:
+        sampler_logprobs: None where nothing was sampled, but given by the data.
         rewards_S: float64, all of the reward, penalties too; NaN where it was dropped.
         max_new_tokens: longest response that the rollout allowed.
         weights_S: 1 where the sample enters the step's counts, else 0.
@@ -51,7 +52,7 @@ class Samples:
     groups: list[str]
     sequences: list[tuple[list[int], list[int]]]
     loss_masks: list[np.ndarray]
-    sampler_logprobs: list[np.ndarray]
+    sampler_logprobs: list[np.ndarray] | None
     reference_logprobs: list[np.ndarray] | None
     rewards_S: np.ndarray
     max_new_tokens: int
@@ -102,7 +103,9 @@ def read_samples(
             zip(rolled["prompt_ids"].to_pylist(), rolled["response_ids"].to_pylist(), strict=True)
         ),
         loss_masks=list(scored.masks),
-        sampler_logprobs=list(scored.sampler_logprobs),
+        sampler_logprobs=(
+            None if scored.sampler_logprobs is None else list(scored.sampler_logprobs)
+        ),
         reference_logprobs=(
             None if scored.reference_logprobs is None else list(scored.reference_logprobs)
         ),
@@ -152,7 +155,7 @@ def _read_round(store: Store, rollout: Ref, scores: Ref, policy: str) -> _Round:
     table, scores_manifest = _read(store, scores)
     if rolled["sample_id"] != table["sample_id"]:
         raise IntegrityError(scores.path, "the rollout's samples", "others", "sample ids")
-    _check_policy(rollout.path, rolled, policy)
+    _check_policy(rollout.path, rolled, policy if "policy" in rollout_manifest.inputs else None)
     _check_lengths(rollout.path, rolled, rolled, ("logprobs", "loss_mask"))
     _check_lengths(scores.path, rolled, table, ("reference_logprobs", "token_rewards", "values"))
     _check_finite(scores.path, table)
@@ -167,8 +170,14 @@ def _weights_digest(store: Store, policy: Ref) -> str:
     return str(read_manifest(store, policy.path, policy.digest).outcome["weights_digest"])
 
 
-def _check_policy(path: str, rolled: pa.Table, policy: str) -> None:
-    """Refuse samples of an engine that held other weights than those that are to be updated."""
+def _check_policy(path: str, rolled: pa.Table, policy: str | None) -> None:
+    """Refuse samples of an engine that held other weights than those that are to be updated.
+
+    ``policy`` is None where the data gave the responses: no engine has known their log-probs.
+    """
+    unknown, expected = rolled["logprobs"].null_count, rolled.num_rows if policy is None else 0
+    if unknown != expected:
+        raise IntegrityError(path, expected, unknown, "samples without log-probs")
     for digest in pc.unique(rolled["policy_digest"]).to_pylist():
         if digest != policy:
             raise IntegrityError(path, policy, digest, "policy digest of its samples")
@@ -188,12 +197,16 @@ def _scored(rolled: pa.Table, table: pa.Table, first: _Round) -> Scored:
         ],
         token_rewards=_token_rewards(table, masks),
         masks=masks,
-        sampler_logprobs=_arrays(rolled["logprobs"]),
+        sampler_logprobs=_sampler_logprobs(rolled),
         reference_logprobs=None if reference.null_count else _arrays(reference),
         was_truncated_S=pc.equal(rolled["finish_reason"], "length").to_numpy(),
         max_new_tokens=first.max_new_tokens,
         values=_values(table),
     )
+
+
+def _sampler_logprobs(rolled: pa.Table) -> list[np.ndarray] | None:
+    return None if rolled["logprobs"].null_count else _arrays(rolled["logprobs"])
 
 
 def _values(table: pa.Table) -> list[np.ndarray] | None:

@@ -145,11 +145,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Rows], None], str]] = {
     ),
     "an unknown end": (
         "rollouts", "shard-00000", column("finish_reason", "abort"),
-        "a finish_reason is none of stop, length",
+        "a finish_reason is none of stop, length, given",
     ),
     "no end": (
         "rollouts", "shard-00000", column("finish_reason", None),
-        "a finish_reason is none of stop, length",
+        "a finish_reason is none of stop, length, given",
     ),
     "one seed twice": (
         "rollouts", "shard-00000", column("seed", 7, EVERY), "a seed stands twice",

@@ -88,7 +88,7 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ("score.rewards=[{fn: 'broken.py:fine'}]", "fails on import"),
         ("score.rewards=[{fn: 'no.such.module:fine'}]", "can't be imported"),
         ("score.rewards=[{fn: fine}]", "is no import path"),
-        ("score.rewards=[]", "score.rewards is []"),
+        ("score.rewards=[]", "score.rewards is empty, and a sampled response has no other"),
         (
             "score.rewards=[{fn: 'rewards.py:fine'}, {fn: 'rewards.py:fine'}]",
             "two rewards are named 'fine'",
