@@ -45,8 +45,20 @@ def millisecond(text, **row):
 """
 
 
-def make_rows(count: int) -> list[dict]:
-    """Rollout rows with answers in LaTeX, every other one right."""
+def root(number: int) -> str:
+    return rf"\sqrt{{{2 + number}}}"
+
+
+def make_rows(count: int, first: int = 0) -> list[dict]:
+    """Rollout rows with answers in LaTeX, every other one right.
+
+    As in training, a group of 8 has a truth of its own, and no two wrong answers are the same.
+    Rows of another ``first`` have others still, so that none was parsed before.
+    """
+
+    def answer(number: int) -> str:
+        return root(first + (count + number if number % 2 else number // 8))
+
     return [
         {
             "sample_id": f"{n:07d}",
@@ -57,9 +69,9 @@ def make_rows(count: int) -> list[dict]:
             "logprobs": [-1.0] * 120,
             "loss_mask": [1] * 120,
             "finish_reason": "stop",
-            "text": "Working it out step by step. " * 10 + rf"So \boxed{{\sqrt{{{2 + n % 50}}}}}",
+            "text": "Working it out step by step. " * 10 + rf"So \boxed{{{answer(n)}}}",
             "prompt_text": "What is it? " * 4,
-            "ground_truth": rf"\sqrt{{{2 + (n + n % 2) % 50}}}",
+            "ground_truth": root(first + n // 8),
             "extra": json.dumps({"level": n % 5}),
         }
         for n in range(count)
@@ -148,9 +160,12 @@ def print_processor_time(spec: RewardSpec, count: int) -> None:
 
 def print_scaling(cluster: RayCluster, count: int, rounds: int) -> None:
     """Samples a minute through ``math``, 1 and 2 workers in turn."""
-    rows, spec = make_rows(count), RewardSpec(fn="math")
+    spec = RewardSpec(fn="math")
     runs = {workers: measured(cluster, spec, workers) for workers in (1, 2)}
-    seconds = [{workers: run(rows) for workers, run in runs.items()} for _ in range(rounds)]
+    seconds = [
+        {workers: run(make_rows(count, 2 * count * number)) for workers, run in runs.items()}
+        for number in range(1, rounds + 1)
+    ]
     for workers in runs:
         rate = 60 * count / median(pair[workers] for pair in seconds)
         print(f"math, {workers} workers  {rate:10,.0f} samples/minute")

@@ -1,6 +1,7 @@
 """Built-in rewards on answers worked out by hand."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -93,6 +94,36 @@ def test_builtin_of_the_other_shape_is_refused(name, per_token) -> None:
 )
 def test_math_compares_as_mathematics(text, truth, expected) -> None:
     assert math_answer(text, truth) == expected
+
+
+NUMBERS = [
+    r"\sqrt{8}",
+    r"2\sqrt{2}",
+    r"\sqrt{2}+\sqrt{3}",
+    r"\sqrt{5+2\sqrt{6}}",
+    r"\frac{1}{3}",
+    "0.333333",
+    r"50\%",
+    r"\frac12",
+    "50",
+    r"10^{40}+1",
+    r"10^{40}",
+    r"\sqrt{-9}",
+    "3i",
+    r"\log_2 8",
+    r"\infty",
+    r"\{1,2\}",
+    "x",
+]
+
+
+def test_math_says_what_math_verify_says_of_every_pair_of_numbers() -> None:
+    from math_verify import parse, verify
+
+    read = [parse(rf"\boxed{{{number}}}", parsing_timeout=None) for number in NUMBERS]
+    for (truth, gold), (text, found) in product(zip(NUMBERS, read, strict=True), repeat=2):
+        said = math_answer(rf"\boxed{{{text}}}", truth)
+        assert said == verify(gold, found, timeout_seconds=None), (truth, text)
 
 
 @pytest.mark.parametrize(
