@@ -62,7 +62,7 @@ def disturb(bench: Bench, kills: int, per_run: int, seed: int, seconds: float) -
     """Disturbed runs until ``kills`` kills have hit; each is checked, and told of as it ends."""
     found: list[Disturbed] = []
     whole = bench.url("quiet")
-    while (hits := sum(map(num_hits, found))) < kills:
+    while (hits := sum(len(run.kills) for run in found)) < kills:
         number = len(found)
         asked = min(per_run, kills - hits)
         run = Disturber(bench, f"run-{number:03d}", seed + number, seconds).disturb(asked)
@@ -77,15 +77,10 @@ def disturb(bench: Bench, kills: int, per_run: int, seed: int, seconds: float) -
     return found
 
 
-def num_hits(run: Disturbed) -> int:
-    """Kills of the run that hit a process at work."""
-    return sum(not name.startswith("none") for name, _ in run.kills)
-
-
 def print_table(found: list[Disturbed], seconds: float) -> None:
     """What the kills came to."""
     roles = Counter(name for run in found for name, _ in run.kills)
-    hits = sum(map(num_hits, found))
+    hits = sum(roles.values())
     extra = sum(run.seconds for run in found) - seconds * len(found)
     print(f"\n{'kills':28}{hits}")
     for name, count in sorted(roles.items()):
