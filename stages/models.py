@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.keys import key_of, sha256
+from stages.attention_layers import unserved_layers
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 # Heads whose logits are not a plain product would be trained on the wrong distribution.
-_UNSERVED = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
+_UNSERVED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def read_config(model: str) -> dict[str, Any]:
@@ -46,11 +47,22 @@ def read_config(model: str) -> dict[str, Any]:
     for name in _UNSERVED:
         if config.get(name) not in (None, 1, 1.0):
             raise ValueError(f"model {model!r} sets {name}={config[name]}, which is not served yet")
-    if config.get("use_sliding_window") or (
-        config.get("sliding_window") and "use_sliding_window" not in config
-    ):
-        raise ValueError(f"model {model!r} uses sliding-window attention, which is not served yet")
+    _refuse_layers(model, config)
     return config
+
+
+def _refuse_layers(model: str, config: Mapping[str, Any]) -> None:
+    if layers := unserved_layers(config):
+        raise ValueError(
+            f"model {model!r} has {layers}, and packed sequences are served by plain attention "
+            "over all of a sequence only: take a model that has it in every layer"
+        )
+    dropout = config.get("attention_dropout") or config.get("attn_pdrop") or 0.0
+    if dropout > 0:
+        raise ValueError(
+            f"model {model!r} has a dropout of {dropout} in attention, which is not served: "
+            "set it to 0.0 in its config.json"
+        )
 
 
 def context_length(model: str) -> int:
@@ -99,9 +111,33 @@ def load_causal_lm(model: str, dtype: "torch.dtype") -> Any:
     from stages.packed import ATTENTION
 
     transformers.utils.logging.disable_progress_bar()
+    _refuse_family(model, transformers.AutoModelForCausalLM)
     return transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=dtype, attn_implementation=ATTENTION
     )
+
+
+def _refuse_family(model: str, auto: Any) -> None:
+    """Refuse, before a weight is read, what only the family's code can tell.
+
+    Its defaults may have layers that the folder's file leaves unsaid; and its attention may not go
+    through transformers' interface, so that it would run over a packed row as if it were one
+    sequence.
+
+    Raises:
+        ValueError: it is one of these.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(model)
+    _refuse_layers(model, config.to_dict())
+    family = auto._model_mapping.get(type(config), None)
+    if family is not None and not family._supports_attention_backend:
+        raise ValueError(
+            f"model {model!r} is a {family.__name__}, whose attention does not go through "
+            "transformers' attention interface, so packed sequences can't be told apart in it: "
+            "take another model"
+        )
 
 
 def check_value_model(model: str) -> None:
@@ -146,6 +182,7 @@ def load_value_model(model: str) -> Any:
         if is_of_tokens
         else transformers.AutoModelForSequenceClassification
     )
+    _refuse_family(model, kind)
     with _silent(transformers.utils.logging):  # a head that is made here is no news
         made, loading = kind.from_pretrained(
             model,

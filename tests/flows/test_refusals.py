@@ -19,6 +19,13 @@ MODELS = {
     },
     "encoder": {"architectures": ["BertModel"]},
     "narrow": {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64},
+    # Nor a policy that reads sequences packed end to end.
+    "windowed": {"sliding_window": 4096},
+    "capped": {"attn_logit_softcapping": 50.0},
+    "sunk": {"model_type": "gpt_oss", "layer_types": ["sliding_attention", "full_attention"]},
+    "linear": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "recurrent": {"mamba_d_state": 16},
+    "forgetful": {"attention_dropout": 0.1},
 }
 
 
@@ -128,6 +135,12 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ("update.sapo_tau_pos=2", "update.loss clip does not read it: leave it out, or take sapo"),
         ("update.correction_floor=0.5", "only update.correction=mis has a lower bound"),
         ("update.reward_kl_target=6", "reward_kl_coef 0 stays 0 whatever is measured"),
+        ("model=windowed", "has sliding_attention (sliding_window 4096) in all layers, and packed"),
+        ("model=capped", "has softcapped attention (attn_logit_softcapping 50), and packed"),
+        ("model=sunk", "model 'sunk' has attention sinks (model_type gpt_oss), and packed"),
+        ("model=linear", "has linear_attention in layers 0, 2, and packed sequences are served by"),
+        ("model=recurrent", "model 'recurrent' has mamba layers (mamba_d_state), and packed"),
+        ("model=forgetful", "has a dropout of 0.1 in attention, which is not served: set it to"),
         ("resources.rollout.engines=9", "more than an iteration's 1 shards"),
         ("rollout.max_new_tokens=128", "pass the model's context of 128"),
         ("data.max_prompt_tokens=125", "pass the model's context of 128"),
