@@ -9,6 +9,7 @@ from flows.config import Config, UserError
 from flows.critic_checks import check_critic, critic_digest
 from flows.iteration import next_groups
 from flows.loss_checks import check_loss
+from flows.parallel_checks import check_ranks, rank_rows
 from flows.preference_checks import check_responses
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
@@ -93,6 +94,7 @@ class Plan:
                 str(minibatch * config.rollout.samples_per_prompt),
                 "× rollout.samples_per_prompt",
             ),
+            *rank_rows(config),
             ("optimizer steps a run", str(config.total_steps), "iterations × update.minibatches"),
             (
                 "prompt limit, tokens",
@@ -127,6 +129,7 @@ def make_plan(config: Config) -> Plan:
     try:
         check_sizes(config)
         check_responses(config)
+        check_ranks(config)
         check_advantage(config)
         check_loss(config)
         limit = prompt_limit(config)

@@ -22,10 +22,11 @@ from flows.session import Session
 from stages.contract import Committed
 from stages.update.run import steps_table, tensors_table
 from stages.update.trainer_spec import UpdateResult
-from stages.update.trainers import Trainers, order_of, policy_work
+from stages.update.trainers import Trainers, layout_of, order_of, policy_work
 
 _LAYOUT_FIELDS = {
     "ranks": "resources.update.ranks",
+    "sp": "update.sp",
     "threads": "resources.update.threads",
     "max_tokens_per_rank": "update.max_tokens_per_rank",
     "activation_checkpointing": "update.activation_checkpointing",
@@ -178,7 +179,7 @@ def _snapshot(store: Store, update: Committed) -> Ref | None:
 
 def _laid_out(config: Config, manifest: Manifest, overrides: Sequence[str]) -> Config:
     """``config`` with the layout that the update was made under, except where told otherwise."""
-    layout = manifest.provenance["layout"]
+    layout = layout_of(manifest)
     told = {override.partition("=")[0] for override in overrides}
     recorded = [
         f"{field}={json.dumps(layout[name])}"
@@ -189,7 +190,7 @@ def _laid_out(config: Config, manifest: Manifest, overrides: Sequence[str]) -> C
 
 
 def _layout_changes(manifest: Manifest, layout: Mapping[str, Any]) -> list[str]:
-    old = manifest.provenance["layout"]
+    old = layout_of(manifest)
     return [f"{n}: {old.get(n)!r} → {layout[n]!r}" for n in layout if old.get(n) != layout[n]]
 
 

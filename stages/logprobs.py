@@ -24,14 +24,18 @@ class LogprobModel(torch.nn.Module):
         self.model = model
 
     def forward(self, batch: Packed, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logprobs_N, entropy_N): natural logs, float32, both with a gradient."""
+        """(logprobs_N, entropy_N): natural logs, float32, both with a gradient.
+
+        Where ranks share the row, each computes those of its own slice, and all get all of them.
+        """
         with segments_of(batch):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
             ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
-        hidden_NE = hidden.index_select(0, batch.sources_N)
-        return TokenLogprobs.apply(hidden_NE, weight, batch.targets_N, temperature)
+        hidden_nE = hidden.index_select(0, batch.sources_n)
+        logprobs_n, entropy_n = TokenLogprobs.apply(hidden_nE, weight, batch.targets_n, temperature)
+        return batch.whole(logprobs_n), batch.whole(entropy_n)
 
 
 class TokenLogprobs(torch.autograd.Function):

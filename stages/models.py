@@ -65,6 +65,21 @@ def _refuse_layers(model: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def changing_rope(model: str) -> str | None:
+    """The kind of the model's rotary embeddings where they depend on how long a row's longest
+    sequence is; else None."""
+    config = read_config(model)
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = given.get("rope_type") or given.get("type")
+    return str(kind) if kind in ("dynamic", "longrope") else None
+
+
+def attention_heads(model: str) -> int:
+    """Query heads of a layer; 0 where the configuration doesn't say."""
+    config = read_config(model)
+    return int(config.get("num_attention_heads") or config.get("n_head") or 0)
+
+
 def context_length(model: str) -> int:
     """Longest sequence that the model's positions reach, in tokens."""
     return int(read_config(model).get("max_position_embeddings") or 2048)

@@ -1,15 +1,19 @@
 """Sequences packed end to end in one row, each attending to itself alone.
 
-Shapes: T tokens in the row, N response tokens in it, H heads, D head width.
+Shapes: T tokens in the row, N response tokens in it, H heads, D head width. Where ranks share the
+row (``stages/sequence_parallel.py``), t and n are this rank's part of T and N; else they are T
+and N.
 
 Any transformers decoder is served through its attention interface: the model is made with
 ``attn_implementation=ATTENTION``, and the segments of the row in hand reach the attention function
 through a context, so no mask is ever built.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -17,33 +21,53 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from stages.sequence_parallel import SequenceRanks, attend_by_heads, gather_slices
+
 ATTENTION = "ratchet_packed"
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One packed row.
+    """One packed row, or a rank's slice of it.
 
     Attributes:
-        input_ids, position_ids: (1, T); positions count from 0 in each segment.
-        lengths: tokens of each segment, in order.
+        input_ids, position_ids: (1, t); positions count from 0 in each segment.
+        lengths: tokens of each segment of the row, in order.
         boundaries: (segments + 1,) int32, where each segment starts, and T.
-        sources_N: places in the row that predict a response token.
-        targets_N: those response tokens.
+        sources_n: places in the slice that predict a response token.
+        targets_n: those response tokens.
+        ranks: which ranks share the row; None: it is whole here.
+        counts: n of each of them, or N alone.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     lengths: tuple[int, ...]
     boundaries: torch.Tensor
-    sources_N: torch.Tensor
-    targets_N: torch.Tensor
+    sources_n: torch.Tensor
+    targets_n: torch.Tensor
+    ranks: SequenceRanks | None
+    counts: tuple[int, ...]
+
+    def whole(self, values_n: torch.Tensor) -> torch.Tensor:
+        """(N,) of all of the row's response tokens, as every rank of it gets them.
+
+        Its gradient is right where all of them compute the same loss of it.
+        """
+        if self.ranks is None:
+            return values_n
+        return gather_slices(values_n, self.counts, self.ranks)
 
 
-def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device) -> Packed:
-    """Pack (prompt ids, response ids) pairs.
+def pack(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    device: torch.device,
+    ranks: SequenceRanks | None = None,
+) -> Packed:
+    """Pack (prompt ids, response ids) pairs, and take this rank's slice where ``ranks`` share them.
 
-    A response's last token predicts nothing that is asked for, so it is left out of the input.
+    A response's last token predicts nothing that is asked for, so it is left out of the input. The
+    token that a place predicts is looked up before the row is cut: no slice needs its neighbour.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -57,17 +81,28 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch
         sources += range(first, first + len(response))
         targets += response
         boundaries.append(len(ids))
+    size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+    if missing := -len(ids) % size:  # a segment that nothing is asked of makes slices equal
+        ids += [0] * missing
+        positions += range(missing)
+        boundaries.append(len(ids))
+    t = len(ids) // size
+    start = rank * t
+    cuts = [bisect_left(sources, r * t) for r in range(size + 1)]  # sources are in order
+    mine = slice(cuts[rank], cuts[rank + 1])
 
     def row(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
     return Packed(
-        row(ids)[None],
-        row(positions)[None],
+        row(ids[start : start + t])[None],
+        row(positions[start : start + t])[None],
         tuple(b - a for a, b in pairwise(boundaries)),
         torch.tensor(boundaries, dtype=torch.int32, device=device),
-        row(sources),
-        row(targets),
+        row([place - start for place in sources[mine]]),
+        row(targets[mine]),
+        ranks,
+        tuple(b - a for a, b in pairwise(cuts)),
     )
 
 
@@ -76,7 +111,8 @@ _segments: Packed | None = None
 
 @contextmanager
 def segments_of(batch: Packed) -> Iterator[None]:
-    """Attention inside knows the row's segments; backward has to run inside too."""
+    """Attention inside knows the row's segments; backward has to run inside too, as checkpointed
+    layers run once more there."""
     global _segments
     before, _segments = _segments, batch
     try:
@@ -97,7 +133,7 @@ def _attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, H, T, D) queries to (1, T, H, D), causal in each segment."""
+    """(1, H, t, D) queries to (1, t, H, D), causal in each segment."""
     if _segments is None:
         raise RuntimeError("run the model inside segments_of(batch)")
     # Models with such layers are refused by their configuration (stages/attention_layers.py): this
@@ -107,8 +143,11 @@ def _attention(
         raise NotImplementedError("sliding window, softcap and sinks are not served")
     if dropout:
         raise NotImplementedError("dropout in attention is not served")
-    attend = _attend_on_gpu if query.is_cuda else _attend_on_cpu
-    return attend(query, key, value, _segments, scaling), None
+    on_device = _attend_on_gpu if query.is_cuda else _attend_on_cpu
+    attend = partial(on_device, batch=_segments, scale=scaling)
+    if _segments.ranks is None:
+        return attend(query, key, value), None
+    return attend_by_heads(attend, query, key, value, _segments.ranks).contiguous(), None
 
 
 def _attend_on_gpu(

@@ -125,6 +125,9 @@ class UpdateConfig(Section):
     max_tokens_per_rank: int = execution(
         8192, ge=1, description="packed tokens of one forward and backward on one rank: memory"
     )
+    sp: int = execution(
+        1, ge=1, description="ranks that share each sequence, a slice each; divides the ranks"
+    )
     activation_checkpointing: bool = execution(False, description="less memory, more compute")
 
     @model_validator(mode="before")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from stages.models import load_value_model
 from stages.packed import pack
 from stages.packing import plan_microbatches
 from stages.update.config import UpdateConfig
+from stages.update.mesh import RankMesh
 from stages.update.samples import Samples
 from stages.update.schedule import learning_rate
 from stages.update.sharding import (
@@ -48,8 +48,7 @@ class Critic:
         folder: str,
         base: str,
         config: UpdateConfig,
-        mesh: DeviceMesh,
-        device: torch.device,
+        mesh: RankMesh,
         saved: Snapshot | None = None,
     ) -> None:
         """Load ``folder``, and take the state of ``saved``; without one it is at version 0."""
@@ -60,9 +59,9 @@ class Critic:
             state = saved.state
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._model = shard_model(ValueModel(model.to(device)), mesh, config).train()
+        self._model = shard_model(ValueModel(model.to(mesh.device)), mesh.everyone, config).train()
         self._optimizer = make_optimizer(self._model, config)
-        self._mesh, self._device = mesh, device
+        self._mesh = mesh
         self.base, self.version = base, int(state["version"])
         self._step, self._taken = int(state["step"]), int(state["taken"])
         if saved is not None:
@@ -72,21 +71,21 @@ class Critic:
     def values(self, sequences: Sequences, max_tokens: int) -> list[np.ndarray]:
         """(T,) float32 for each (prompt, response): the value of the state before each token."""
         lengths = [len(prompt) + len(response) for prompt, response in sequences]
-        rank, ranks = self._mesh.get_local_rank(), self._mesh.size()
+        mesh, budget = self._mesh, self._mesh.tokens_per_row(max_tokens)
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
         parts: list[tuple[int, np.ndarray]] = []
         self._model.eval()
-        for members in plan_microbatches(lengths, max_tokens, ranks)[rank]:
+        for members in plan_microbatches(lengths, budget, mesh.num_dp)[mesh.dp_rank]:
             # Every rank has to take part in every collective: without a sequence of its own, with
             # one whose values it throws away.
             taken = [sequences[i] for i in members or [shortest]]
-            values_N = self._model(pack(taken, self._device)).cpu()
+            values_N = self._model(pack(taken, mesh.device, mesh.sequence)).cpu()
             split = values_N.split([len(response) for _, response in taken])
             parts += [(i, part.numpy()) for i, part in zip(members, split, strict=False)]
         self._model.train()
         self._model.reshard()  # a forward without a backward leaves the root's weights whole
-        gathered: list[Any] = [None] * ranks
-        dist.all_gather_object(gathered, parts)
+        gathered: list[Any] = [None] * mesh.num_dp
+        dist.all_gather_object(gathered, parts, group=mesh.dp_group)
         found = dict(pair for part in gathered for pair in part)
         return [found[i] for i in range(len(sequences))]
 
@@ -105,17 +104,18 @@ class Critic:
         self._step += 1
         if not units:
             return metrics
-        rank, ranks = self._mesh.get_local_rank(), self._mesh.size()
+        mesh, budget = self._mesh, self._mesh.tokens_per_row(config.max_tokens_per_rank)
         sums = accumulate_value_gradients(
             self._model,
             samples,
-            microbatches_of(samples, units, config.max_tokens_per_rank, rank, ranks),
+            microbatches_of(samples, units, budget, mesh.dp_rank, mesh.num_dp),
             sum(counts.values()),
             config.critic.value_clip,
+            mesh.sequence,
         )
         norm = apply_gradients(self._model, self._optimizer, lr, config.critic.max_grad_norm)
         self._taken += 1
-        return {**metrics, "critic/grad_norm": norm, **value_metrics(sums.reduce())}
+        return {**metrics, "critic/grad_norm": norm, **value_metrics(sums.reduce(mesh.dp_group))}
 
     def stock(self, keep: bool) -> list[dict[str, Any]]:
         """End an update: what is held is the next version. A record of each of its float32

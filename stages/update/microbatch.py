@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stages.packed import Packed, pack
+from stages.sequence_parallel import SequenceRanks
 from stages.update.config import UpdateConfig
 from stages.update.correction import correction_weights
 from stages.update.kl import k3, kl_estimate
@@ -20,7 +21,8 @@ from stages.update.step_sums import StepSums
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Packed samples with one entry a response token; float32, but for ``sequence_N``.
+    """Packed samples with one entry a response token; float32, but for ``sequence_N``. Ranks that
+    share the row have all of it but the row: a loss sees whole sequences.
 
     ``scale_N`` is a token's weight in the step's loss, 0 where the mask is 0. Without ``old_N``
     the policy in training is its own old one; without ``sampler_N`` nothing was sampled.
@@ -44,9 +46,10 @@ class MicroBatch:
         old: Sequence[np.ndarray] | None,
         device: torch.device,
         scale: Mapping[int, float] | None = None,
+        ranks: SequenceRanks | None = None,
     ) -> "MicroBatch":
-        """The micro-batch of ``members``. An empty one is a pair of samples of weight 0: every
-        rank has to take part in every collective."""
+        """The micro-batch of ``members``, whose row ``ranks`` share. An empty one is a pair of
+        samples of weight 0: every rank has to take part in every collective."""
         weights, is_empty = scale or {}, not members
         members = list(members) or [shortest_sample(samples)] * 2
         masks = [samples.loss_masks[i] * (not is_empty) for i in members]
@@ -60,7 +63,7 @@ class MicroBatch:
             return None if column is None else tokens([column[i] for i in members])
 
         return cls(
-            packed=pack([samples.sequences[i] for i in members], device),
+            packed=pack([samples.sequences[i] for i in members], device, ranks),
             scale_N=tokens([m * weights.get(i, 0.0) for i, m in zip(members, masks, strict=True)]),
             mask_N=tokens(masks),
             advantages_N=tokens([samples.advantages[i] for i in members]),

@@ -12,6 +12,7 @@ import numpy as np
 
 from stages.packed import segments_of
 from stages.packing import plan_microbatches
+from stages.sequence_parallel import SequenceRanks
 from stages.update.aggregation import pair_weights, token_weights
 from stages.update.config import LOSSES, UpdateConfig
 from stages.update.losses import find_loss
@@ -71,21 +72,23 @@ def accumulate_gradients(
     old: Sequence[np.ndarray] | None,
     config: UpdateConfig,
     temperature: float,
+    ranks: SequenceRanks | None = None,
 ) -> StepSums:
     """Add the step's gradients to ``model``'s, and return its sums. Collective.
 
     Args:
         model: sharded, of :class:`stages.logprobs.LogprobModel`.
-        microbatches: this rank's; every rank has as many.
+        microbatches: this rank's; every rank has as many, and those of ``ranks`` the same.
         old: each sample's log-probs under the policy that ratios are taken against; None: those
             of the model as it is.
+        ranks: those that share each micro-batch with this one.
     """
     loss = find_loss(config.loss)
     device = next(model.parameters()).device
     sums = StepSums(device)
     for n, members in enumerate(microbatches):
         model.set_requires_gradient_sync(n == len(microbatches) - 1)
-        batch = MicroBatch.of(samples, members, old, device, step.scale)
+        batch = MicroBatch.of(samples, members, old, device, step.scale, ranks)
         inputs = batch.inputs(*model(batch.packed, temperature))
         # Checkpointed layers run once more in backward, and attention has to know the segments.
         with segments_of(batch.packed):

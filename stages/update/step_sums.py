@@ -62,12 +62,13 @@ class StepSums:
             before = self._maxima.get(name, largest)
             self._maxima[name] = torch.maximum(before, largest)
 
-    def reduce(self) -> dict[str, float]:
-        """The step's metrics over all ranks, and ``update/trained_tokens``. Collective."""
+    def reduce(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """The step's metrics over the ranks of ``group``, which have samples of their own each, and
+        ``update/trained_tokens``. Collective; None: all ranks."""
         groups = (self._totals, self._over_tokens, self._as_loss, self._sizes)
         vectors = [v.reshape(-1) for group in groups for v in group.values()]
         sums = torch.cat([torch.stack([self._tokens, self._weight]), *vectors])
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=group)
         tokens, weight, *values = sums.tolist()
         left = iter(values)
         metrics = {"update/trained_tokens": tokens}
@@ -78,11 +79,11 @@ class StepSums:
             total, squares = next(left), next(left)
             # Weights that are all 0 leave no sample.
             metrics[name] = total**2 / (tokens * squares) if squares else 0.0
-        return metrics | self._reduce_maxima()
+        return metrics | self._reduce_maxima(group)
 
-    def _reduce_maxima(self) -> dict[str, float]:
+    def _reduce_maxima(self, group: dist.ProcessGroup | None) -> dict[str, float]:
         maxima = torch.stack([self._zero(), *self._maxima.values()])
-        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
         return dict(zip(self._maxima, maxima[1:].tolist(), strict=True))
 
     def _zero(self) -> torch.Tensor:

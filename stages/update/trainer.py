@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from artifacts.manifests import Ref, Shard
 from artifacts.shards import read_shard
@@ -25,6 +24,7 @@ from stages.update.critic import Critic
 from stages.update.critic_name import CriticName, critic_of
 from stages.update.digests import weights_digest
 from stages.update.group import join_group, listen
+from stages.update.mesh import RankMesh
 from stages.update.microbatch import MicroBatch
 from stages.update.randomness import seed_step
 from stages.update.samples import Samples, read_samples, split_minibatches
@@ -65,7 +65,7 @@ class TrainerRank:
     def join(self, address: tuple[str, int]) -> None:
         """Meet the other ranks."""
         join_group(self._rank, self._world, address, self._device, getattr(self, "_meeting", None))
-        self._mesh = init_device_mesh(self._device.type, (self._world,), mesh_dim_names=("dp",))
+        self._mesh = RankMesh.of(self._device, self._spec.config.sp)
 
     def load(self, store: Store, snapshot: Ref | None) -> None:
         """Take the state of ``snapshot``, or that of the base model at step 0."""
@@ -100,7 +100,7 @@ class TrainerRank:
         step_of_sample: list[int | None] = [None] * len(samples)
         start = time.perf_counter()
         for indices, plan in zip(minibatches, plans, strict=True):
-            seed_step(order.inputs["rollout"].digest, self._step, self._rank)
+            seed_step(order.inputs["rollout"].digest, self._step, self._mesh.dp_rank)
             steps.append(self._optimizer_step(samples, indices, plan, old))
             if critic is not None:
                 steps[-1] |= critic.learn(samples, indices, spec.config, spec.total_steps)
@@ -158,7 +158,9 @@ class TrainerRank:
         config = self._spec.config
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._model = shard_model(LogprobModel(model.to(self._device)), self._mesh, config).train()
+        self._model = shard_model(
+            LogprobModel(model.to(self._device)), self._mesh.everyone, config
+        ).train()
         self._optimizer = make_optimizer(self._model, config)
         self._step, self._taken, self._handover = 0, 0, {}
         if saved is not None:
@@ -215,7 +217,7 @@ class TrainerRank:
                 f"the critic begins at a model of digest {base[:16]}, and {folder} is another one: "
                 "give update.critic.model the folder that it was started from"
             )
-        return Critic(folder, base, config, self._mesh, self._device, saved)
+        return Critic(folder, base, config, self._mesh, saved)
 
     def _take_stock(self) -> list[dict[str, Any]]:
         """A record of each float32 tensor, on rank 0. Keeps them in the engine's type too."""
@@ -251,13 +253,13 @@ class TrainerRank:
         units = [unit for step in steps for unit in step.units]
         parts: list[tuple[int, np.ndarray]] = []
         for members in self._my_microbatches(samples, units):
-            batch = MicroBatch.of(samples, members, None, self._device)
+            batch = MicroBatch.of(samples, members, None, self._device, ranks=self._mesh.sequence)
             logprobs_N, _ = self._model(batch.packed, self._spec.temperature)
             split = logprobs_N.cpu().split(batch.sequence_N.bincount().tolist())
             # An empty micro-batch has sequences of nobody.
             parts += [(i, part.numpy()) for i, part in zip(members, split, strict=False)]
-        gathered: list[Any] = [None] * self._world
-        dist.all_gather_object(gathered, parts)
+        gathered: list[Any] = [None] * self._mesh.num_dp
+        dist.all_gather_object(gathered, parts, group=self._mesh.dp_group)
         old = [np.zeros(len(response), np.float32) for _, response in samples.sequences]
         for i, part in (pair for rank in gathered for pair in rank):
             old[i] = part
@@ -266,8 +268,9 @@ class TrainerRank:
     def _my_microbatches(
         self, samples: Samples, units: Sequence[tuple[int, ...]]
     ) -> list[list[int]]:
-        budget = self._spec.config.max_tokens_per_rank
-        return microbatches_of(samples, units, budget, self._rank, self._world)
+        mesh = self._mesh
+        budget = mesh.tokens_per_row(self._spec.config.max_tokens_per_rank)
+        return microbatches_of(samples, units, budget, mesh.dp_rank, mesh.num_dp)
 
     def _optimizer_step(
         self,
@@ -282,7 +285,14 @@ class TrainerRank:
         if step.units:
             microbatches = self._my_microbatches(samples, step.units)
             sums = accumulate_gradients(
-                self._model, samples, step, microbatches, old, config, self._spec.temperature
+                self._model,
+                samples,
+                step,
+                microbatches,
+                old,
+                config,
+                self._spec.temperature,
+                self._mesh.sequence,
             )
             norm = apply_gradients(self._model, self._optimizer, lr, config.max_grad_norm)
             self._taken += 1
@@ -294,7 +304,7 @@ class TrainerRank:
             "update/trained_samples": step.num_samples,
             "update/left_out_samples": len(indices) - int(samples.weights_S[list(indices)].sum()),
             "update/skipped_steps": 0.0 if step.units else 1.0,
-            **sums.reduce(),
+            **sums.reduce(self._mesh.dp_group),
         }
 
 

@@ -47,6 +47,10 @@ class TrainerSpec:
             total_steps=identity["total_steps"] or self.total_steps,
         )
 
+    def alone(self) -> "TrainerSpec":
+        """The spec of a rank that is the only one."""
+        return replace(self, config=self.config.model_copy(update={"sp": 1}))
+
     def _critic(self, order: "UpdateOrder") -> CriticConfig | None:
         identity = order.identity.get("critic")
         if identity is None:

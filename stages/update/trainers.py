@@ -34,7 +34,7 @@ class Trainers:
 
     def __init__(self, cluster: Cluster, spec: TrainerSpec, ranks: int, place: Placement) -> None:
         self._cluster = cluster
-        self._spec = spec
+        self._spec = spec.alone() if cluster.is_local else spec
         self.num_ranks = 1 if cluster.is_local else ranks
         self._place = place
         self._actors: list[Actor] = []
@@ -47,6 +47,7 @@ class Trainers:
         """All of the execution that decides in which order numbers are added up."""
         return {
             "ranks": self.num_ranks,
+            "sp": self._spec.config.sp,
             "max_tokens_per_rank": self._spec.config.max_tokens_per_rank,
             "activation_checkpointing": self._spec.config.activation_checkpointing,
             "gpus": self._place.gpus > 0,
@@ -156,7 +157,7 @@ class Trainers:
 
     def _replay(self, store: Store, update: Committed) -> None:
         result = self.update(store, order_of(update.manifest))
-        outcome, layout = update.manifest.outcome, update.manifest.provenance.get("layout")
+        outcome, layout = update.manifest.outcome, layout_of(update.manifest)
         for what, expected, made in (
             ("weights digest", outcome["weights_digest"], result.weights_digest),
             ("critic digest", outcome.get("critic_digest"), result.critic_digest),
@@ -187,6 +188,12 @@ def order_of(manifest: Manifest) -> UpdateOrder:
         manifest.functions,
         manifest.provenance.get("paths", {}),
     )
+
+
+def layout_of(manifest: Manifest) -> dict[str, Any]:
+    """The layout under which the update of ``manifest`` was made."""
+    # An update of an earlier version says no sp: none of its ranks shared a sequence.
+    return {"sp": 1, **manifest.provenance.get("layout", {})}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A critic's forward: what the states before given tokens are worth.
 
-Shapes: N response tokens of a row, E model width.
+Shapes: N response tokens of a row, n of them this rank's, E model width.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ class ValueModel(torch.nn.Module):
             hidden = self.model.base_model(
                 input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
             ).last_hidden_state[0]
-        hidden_NE = hidden.index_select(0, batch.sources_N).float()
+        hidden_nE = hidden.index_select(0, batch.sources_n).float()
         head = self.model.score
         # Not rounded to half precision on the way out, as a return is to be told from the next.
-        values_N = hidden_NE @ head.weight[0].float()
-        return values_N if head.bias is None else values_N + head.bias.float()
+        values_n = hidden_nE @ head.weight[0].float()
+        return batch.whole(values_n if head.bias is None else values_n + head.bias.float())

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from stages.packed import Packed, pack, segments_of
+from stages.sequence_parallel import SequenceRanks
 from stages.update.losses import value_loss
 from stages.update.microbatch import shortest_sample
 from stages.update.samples import Samples
@@ -39,10 +40,16 @@ class ValueBatch:
 
     @classmethod
     def of(
-        cls, samples: Samples, members: Sequence[int], weight: float, device: torch.device
+        cls,
+        samples: Samples,
+        members: Sequence[int],
+        weight: float,
+        device: torch.device,
+        ranks: SequenceRanks | None = None,
     ) -> "ValueBatch":
-        """The micro-batch of ``members``, whose chosen tokens have ``weight`` each. An empty one
-        is a sample of weight 0: every rank has to take part in every collective."""
+        """The micro-batch of ``members``, whose chosen tokens have ``weight`` each, and whose row
+        ``ranks`` share. An empty one is a sample of weight 0: every rank has to take part in every
+        collective."""
         taken = list(members) or [shortest_sample(samples)]
         assert samples.values is not None
         assert samples.returns is not None
@@ -53,7 +60,7 @@ class ValueBatch:
 
         mask_N = tokens(samples.loss_masks) * bool(members)
         return cls(
-            packed=pack([samples.sequences[i] for i in taken], device),
+            packed=pack([samples.sequences[i] for i in taken], device, ranks),
             weight_N=mask_N * weight,
             mask_N=mask_N,
             old_N=tokens(samples.values),
@@ -67,19 +74,21 @@ def accumulate_value_gradients(
     microbatches: Sequence[Sequence[int]],
     num_tokens: int,
     value_clip: float | None,
+    ranks: SequenceRanks | None = None,
 ) -> StepSums:
     """Add the step's gradients to ``model``'s, and return its sums. Collective.
 
     Args:
         model: sharded, of :class:`stages.update.value_model.ValueModel`.
-        microbatches: this rank's; every rank has as many.
+        microbatches: this rank's; every rank has as many, and those of ``ranks`` the same.
         num_tokens: chosen tokens of the whole step.
+        ranks: those that share each micro-batch with this one.
     """
     device = next(model.parameters()).device
     sums = StepSums(device)
     for n, members in enumerate(microbatches):
         model.set_requires_gradient_sync(n == len(microbatches) - 1)
-        batch = ValueBatch.of(samples, members, 1 / num_tokens, device)
+        batch = ValueBatch.of(samples, members, 1 / num_tokens, device, ranks)
         values_N = model(batch.packed)
         loss_N, was_clipped_N = value_loss(
             values_N, batch.old_N, batch.returns_N, math.inf if value_clip is None else value_clip

@@ -49,6 +49,7 @@ EXECUTION = {
     "update.critic.model",  # its files enter keys by their digest
     "update.algorithm",  # names a preset: the fields that it sets are identity
     "update.max_tokens_per_rank",
+    "update.sp",
     "checkpoint.every",
     "lease.single_writer",
     "lease.ttl_seconds",

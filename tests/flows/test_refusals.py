@@ -26,6 +26,7 @@ MODELS = {
     "linear": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "recurrent": {"mamba_d_state": 16},
     "forgetful": {"attention_dropout": 0.1},
+    "stretched": {"rope_scaling": {"rope_type": "longrope"}},
 }
 
 
@@ -135,6 +136,11 @@ def ratchet(bench, monkeypatch, capsys, *args):
         ("update.sapo_tau_pos=2", "update.loss clip does not read it: leave it out, or take sapo"),
         ("update.correction_floor=0.5", "only update.correction=mis has a lower bound"),
         ("update.reward_kl_target=6", "reward_kl_coef 0 stays 0 whatever is measured"),
+        (
+            "update.sp=2",
+            "ranks 1 doesn't divide by update.sp 2, the ranks that share a sequence: take 2 ranks",
+        ),
+        ("update.sp=0", "update.sp is 0: input should be greater than or equal to 1"),
         ("model=windowed", "has sliding_attention (sliding_window 4096) in all layers, and packed"),
         ("model=capped", "has softcapped attention (attn_logit_softcapping 50), and packed"),
         ("model=sunk", "model 'sunk' has attention sinks (model_type gpt_oss), and packed"),
@@ -214,6 +220,18 @@ def test_config_that_cannot_work_is_refused_in_a_sentence(
             "for an iteration of 288 samples, which could take the coefficient to 0",
         ),
         (
+            ["update.sp=4", "resources.update.ranks=6"],
+            "sp 4, the ranks that share a sequence: take 4 or 8 ranks, or another sp",
+        ),
+        (
+            ["update.sp=16", "resources.update.ranks=16"],
+            "model 'model' has 4 attention heads, which ranks share out: take an sp of 4 at most",
+        ),
+        (
+            ["update.sp=2", "resources.update.ranks=2", "model=stretched"],
+            "model 'stretched' has longrope position embeddings, which change with the longest",
+        ),
+        (
             ["update.loss=ipo", "update.loss_aggregation=sequence_mean"],
             "ipo is a mean over pairs, and update.loss_aggregation sequence_mean is one of tokens",
         ),
@@ -288,6 +306,15 @@ def test_plan_prints_the_derived_sizes(bench, monkeypatch, capsys):
     sizes = json.loads(capsys.readouterr().out)
     assert sizes["samples an iteration"] == "64"
     assert sizes["prompt limit, tokens"] == "120"
+
+
+def test_plan_prints_how_ranks_share_sequences(bench, monkeypatch, capsys):
+    fields = ["resources.update.ranks=6", "update.sp=3", "update.max_tokens_per_rank=1000"]
+    _, printed = ratchet(bench, monkeypatch, capsys, "plan", "run.yaml", *fields, "--json")
+    sizes = json.loads(printed.out)
+    assert sizes["trainer ranks"] == "2 × 3"
+    assert sizes["tokens a micro-batch"] == "3000"
+    assert sizes["attention heads a rank"] == "2"  # 4 heads, and 2 of zeros
 
 
 def test_plan_prints_rounds_where_they_fill_the_batch(bench, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.device_mesh import init_device_mesh
 
 import handmade
 import tiny
@@ -26,6 +25,7 @@ from stages.update import run as update_stage
 from stages.update.config import CriticConfig, UpdateConfig
 from stages.update.critic import Critic
 from stages.update.critic_name import CriticName, critic_after
+from stages.update.mesh import RankMesh
 from stages.update.samples import read_samples
 from stages.update.schedule import learning_rate
 from stages.update.snapshot import read_critic
@@ -90,12 +90,12 @@ def plain_values(model, sequence):
 def mesh():
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    return RankMesh.of(torch.device("cpu"), sp=1)
 
 
 def critic_of_one(folder, mesh, config=CONFIG):
     """A critic on a group of one rank."""
-    return Critic(str(folder), "base", config, mesh, torch.device("cpu"))
+    return Critic(str(folder), "base", config, mesh)
 
 
 SEQUENCES = [
@@ -296,24 +296,30 @@ def test_critic_on_ranks_has_the_weights_and_metrics_of_a_plain_loop(ray, folder
         assert update.manifest.outcome["critic_version"] == iteration
 
 
-def test_critic_is_rebuilt_from_an_older_snapshot_on_ranks_with_the_same_digest(
+def test_critic_is_rebuilt_from_an_older_snapshot_by_ranks_that_share_sequences_to_the_bit(
     ray, folder, tmp_path
 ):
     store = Store(str(tmp_path))
-    trainers = Trainers(ray, spec_of(folder), 2, Placement())
+    config = CONFIG.model_copy(update={"sp": 2})
+    trainers = Trainers(ray, spec_of(folder, config), 2, Placement())
     history = train(store, trainers, folder, every=2)
     rollout, _ = commit_iteration(store, 9)
     asked = (critic_after(history[-1], model_digest(folder)), store, rollout.folder)
     shard = rollout.manifest.shards[0]
     values = trainers.values(*asked, shard)
     trainers.drop()
-    fresh = Trainers(ray, spec_of(folder), 2, Placement())
+    fresh = Trainers(ray, spec_of(folder, config), 2, Placement())
     assert fresh.bring_to(store, history) == 1  # would raise for another digest
     rebuilt = fresh.values(*asked, shard)
     assert [v.tobytes() for v in rebuilt] == [v.tobytes() for v in values]
     lengths = [len(r) for r in read_shard(store, rollout.folder, shard)["response_ids"]]
     assert [len(v) for v in values] == lengths
     fresh.drop()
+    # One rank that shares nothing makes the last update, and the values, up to their last bits.
+    single = Trainers(LocalCluster(), spec_of(folder), 1, Placement())
+    assert single.bring_to(store, history) == 1
+    for found, value in zip(single.values(*asked, shard), values, strict=True):
+        np.testing.assert_allclose(found, value, atol=2e-5, rtol=0)
 
 
 def test_warmup_moves_the_critic_and_leaves_the_policy(folder, tmp_path):

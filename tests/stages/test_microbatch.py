@@ -47,16 +47,16 @@ def test_answer_of_several_turns_has_a_loss_term_for_each_sampled_token():
     samples = samples_of([list(range(4, 17))], masks=[mask])
     batch = MicroBatch.of(samples, [0], None, CPU, {0: 0.2})
     assert batch.scale_N.tolist() == pytest.approx([0.2 * m for m in mask])
-    assert batch.packed.targets_N.tolist() == list(range(4, 17))
+    assert batch.packed.targets_n.tolist() == list(range(4, 17))
 
 
 def test_answer_of_four_tokens_has_four_loss_terms(model):
     samples = samples_of([[7, 8, 9, 10]])
     batch = MicroBatch.of(samples, [0], None, CPU, {0: 0.25})
-    assert len(batch.packed.sources_N) == np.count_nonzero(batch.scale_N) == 4
+    assert len(batch.packed.sources_n) == np.count_nonzero(batch.scale_N) == 4
     prompt = samples.sequences[0][0]
     # The last token of the prompt predicts the first one sampled.
-    assert batch.packed.sources_N.tolist()[0] == len(prompt) - 1
+    assert batch.packed.sources_n.tolist()[0] == len(prompt) - 1
     assert take_step(model, samples)[0]["update/trained_tokens"] == 4
 
 

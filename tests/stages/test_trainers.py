@@ -1,5 +1,7 @@
 """The trainer on real gloo ranks, against one process that knows nothing of packing or FSDP."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from stages.update.samples import read_samples
 from stages.update.schedule import learning_rate
 from stages.update.snapshot import read_tensors
 from stages.update.trainer_spec import TrainerSpec, UpdateOrder
-from stages.update.trainers import Trainers, policy_work
+from stages.update.trainers import Trainers, layout_of, policy_work
 from stages.workers import LocalCluster, Placement, WorkerDiedError
 
 pytestmark = pytest.mark.real
@@ -49,9 +51,9 @@ def folder(tmp_path_factory):
     return str(tiny.save_model(tmp_path_factory.mktemp("model")))
 
 
-def spec_of(folder):
-    total = ITERATIONS * CONFIG.minibatches
-    return TrainerSpec(folder, CONFIG, "drop_sample", TEMPERATURE, total, "float32")
+def spec_of(folder, sp=1):
+    total, config = ITERATIONS * CONFIG.minibatches, CONFIG.model_copy(update={"sp": sp})
+    return TrainerSpec(folder, config, "drop_sample", TEMPERATURE, total, "float32")
 
 
 def train(store, trainers, every=1, iterations=ITERATIONS):
@@ -147,22 +149,32 @@ def test_update_on_ranks_gives_the_weights_of_a_plain_loop(ray, folder, tmp_path
     trainers.drop()
 
 
-def test_replay_from_an_older_snapshot_gives_the_same_digest(ray, folder, tmp_path):
+def test_replay_from_an_older_snapshot_by_ranks_that_share_sequences_gives_the_same_digest(
+    ray, folder, tmp_path
+):
     store = Store(str(tmp_path))
-    trainers = Trainers(ray, spec_of(folder), 2, Placement())
+    trainers = Trainers(ray, spec_of(folder, sp=2), 2, Placement())
     history = train(store, trainers, every=2)
-    fresh = Trainers(ray, spec_of(folder), 2, Placement())
+    fresh = Trainers(ray, spec_of(folder, sp=2), 2, Placement())
     assert fresh.bring_to(store, history) == 1
     assert fresh.bring_to(store, history) == 0
     # From another number of ranks the snapshot loads too; only the last bits may differ.
-    single = Trainers(LocalCluster(), spec_of(folder), 1, Placement())
-    single.bring_to(store, history)
+    single = Trainers(LocalCluster(), spec_of(folder, sp=2), 1, Placement())
+    assert single.bring_to(store, history) == 1
+    assert (single.layout["sp"], fresh.layout["sp"]) == (1, 2)
     packed = single.weights().result()
     whole = fresh.weights().result()
     for name, (_, array) in whole.items():
         np.testing.assert_allclose(packed[name][1], array, atol=2e-5, rtol=0, err_msg=name)
     trainers.drop()
     fresh.drop()
+
+
+def test_update_of_a_version_without_sp_was_made_by_ranks_that_share_nothing(tmp_path):
+    rollout, _ = handmade.commit_iteration(Store(str(tmp_path)), 1)
+    layout = {"ranks": 2, "max_tokens_per_rank": 40}
+    old = replace(rollout.manifest, provenance={"layout": layout})
+    assert layout_of(old) == {**layout, "sp": 1}
 
 
 def test_group_that_loses_a_rank_before_it_meets_fails_at_once(ray, folder, tmp_path):
