@@ -1,4 +1,4 @@
-"""What the invariance suite holds for: samples, configurations, and ways to lay a step out.
+"""What the invariance suite holds for: samples, configurations, models, and ways to lay a step out.
 
 Importing it loads no torch.
 """
@@ -53,18 +53,23 @@ def name_of(values):
 
 CASES = {name_of(values): UpdateConfig(**values, dtype="float32") for values in _cases()}
 
+PAIR_NAMES = [name_of(values) for values in PAIRS]
+# With a KL and an entropy, and with a ratio and a weight of whole sequences.
+SHAPE_CASES = (
+    "clip-token_mean-tis-sequence-1.1-0.3-k3_weighted-0.2",
+    next(n for n in CASES if n.startswith("gspo-sequence_mean-mis-sequence")),
+)
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is laid out: none of it may change what is computed.
-
-    A new degree of freedom, such as ranks that share a sequence, is a field here.
-    """
+    """How a step is laid out: none of it may change what is computed."""
 
     max_tokens: int = 10_000
     chunk: int = 1024
     activation_checkpointing: bool = False
     shuffle: int = 0  # seed of another order of the samples; 0: as they are
+    sp: int = 1  # ranks that share each sequence
 
 
 LAYOUTS = (
@@ -76,11 +81,58 @@ LAYOUTS = (
 )
 
 
-def layouts_of(number, ranks):
-    """Layouts that case ``number`` is computed in: on one rank the plain one and another, on more
-    of them one; all take turns."""
-    others = 1 + number % (len(LAYOUTS) - 1)
-    return (0, others) if ranks == 1 else ((number + number // len(LAYOUTS)) % len(LAYOUTS),)
+@dataclass(frozen=True)
+class Shape:
+    """A model: its family and how its heads divide."""
+
+    kind: str
+    heads: int
+    kv_heads: int
+    layers: int = 2
+
+
+def shape_name(shape):
+    """A shape's name in test ids and folders."""
+    return f"{shape.kind}-{shape.heads}-{shape.kv_heads}"
+
+
+SMALL = Shape("llama", 4, 2, layers=1)  # what every case is computed with
+# Those of SmolLM2, Qwen2.5-0.5B and Qwen3, and a single key/value head for all ranks.
+SHAPES = (Shape("llama", 9, 3), Shape("qwen2", 14, 2), Shape("qwen3", 8, 4), Shape("llama", 8, 1))
+# Ranks to how many of them share a sequence, in turn.
+SHARED = {1: (1,), 2: (1, 2), 4: (1, 2, 4), 8: (4,)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case, by name, with a model in a layout."""
+
+    shape: Shape
+    case: str
+    layout: Layout
+
+
+def jobs_of(ranks, is_thorough):
+    """What is computed on so many ranks.
+
+    With the small model every case on one rank, in the plain layout and another, and on two, in
+    one; all layouts take turns. Where ranks share sequences, and on more than two, a case of each
+    loss has to do, unless ``is_thorough``. Of the other models, one case or two.
+    """
+    for number, name in enumerate(CASES):
+        others = 1 + number % (len(LAYOUTS) - 1)
+        turn = (number + number // len(LAYOUTS)) % len(LAYOUTS)
+        is_one_of_its_loss = number % 19 == 0 or name in PAIR_NAMES
+        for sp in SHARED[ranks]:
+            if is_one_of_its_loss or (sp == 1 and ranks <= 2) or (is_thorough and ranks == 4):
+                for layout in (0, others) if ranks == 1 else (turn,):
+                    yield Job(SMALL, name, replace(LAYOUTS[layout], sp=sp))
+    for n, shape in enumerate(SHAPES):
+        pairs = list(zip(SHAPE_CASES, (LAYOUTS[2], LAYOUTS[3]), strict=True))
+        for name, layout in pairs if is_thorough else [pairs[n % 2]]:
+            for sp in SHARED[ranks]:
+                if ranks == 1 or sp > 1:
+                    yield Job(shape, name, replace(layout, sp=sp))
 
 
 def samples():

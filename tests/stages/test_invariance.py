@@ -1,6 +1,7 @@
-"""Same samples, same step: whatever the micro-batches, the packing, the order, the ranks, the
-chunks of the log-probs and the checkpointing of activations, a step has one loss, one gradient and
-one set of metrics, for every loss with every aggregation and every correction.
+"""Same samples, same step: whatever the micro-batches, the packing, the order, the ranks, how many
+of them share a sequence, the chunks of the log-probs and the checkpointing of activations, a step
+has one loss, one gradient and one set of metrics, for every loss with every aggregation and every
+correction; and with each family's way to divide heads.
 
 The loss and the gradient are those of plain loops in float64, a sequence at a time.
 """
@@ -16,12 +17,36 @@ import transformers
 
 import plain_losses
 from child import start_child
-from invariance_cases import CASES, LAYOUTS, TEMPERATURE, VOCABULARY, samples, with_logprobs
+from invariance_cases import (
+    CASES,
+    LAYOUTS,
+    LOSSES,
+    SHAPE_CASES,
+    SHAPES,
+    SHARED,
+    SMALL,
+    TEMPERATURE,
+    VOCABULARY,
+    Job,
+    samples,
+    shape_name,
+    with_logprobs,
+)
 
 pytestmark = pytest.mark.real
 
-CHILD = "import sys; from invariance_ranks import main; main(*map(int, sys.argv[1:3]), sys.argv[3])"
+CHILD = """
+import sys
+from invariance_ranks import main
+rank, size, folder, is_thorough = sys.argv[1:]
+main(int(rank), int(size), folder, is_thorough == "True")
+"""
 NAMES = list(CASES)
+CONFIGS = {
+    "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
 
 
 def forward(model, sequence):
@@ -36,14 +61,15 @@ def forward(model, sequence):
 class Oracle:
     """Every case's loss and gradient from one float64 forward of each sequence."""
 
-    def __init__(self, folder):
-        config = transformers.LlamaConfig(
+    def __init__(self, folder, shape):
+        config = CONFIGS[shape.kind](
             vocab_size=VOCABULARY,
-            hidden_size=32,
+            hidden_size=8 * shape.heads,
+            head_dim=8,
             intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
             max_position_embeddings=64,
             tie_word_embeddings=True,
         )
@@ -53,7 +79,6 @@ class Oracle:
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.normal_(0, 0.2)
-        self.folder = folder
         model.save_pretrained(folder)
         self.model = model.double()
         made = samples()
@@ -93,15 +118,27 @@ class Oracle:
         return loss.item(), torch.cat([g.flatten() for g in gradients]).numpy()
 
 
-def results_of(ranks, folder):
-    """All cases on ``ranks`` processes in one group: {(case, layout): (metrics, gradient)}."""
+def computed(folder, size, is_thorough):
+    """{(ranks, job): (metrics, gradient)} of groups of 1, 2, 4 ... of ``size`` processes."""
     here = Path(__file__).parent
     path = os.pathsep.join(map(str, (here, here.parent, here.parent.parent)))
-    children = [start_child(CHILD, rank, ranks, folder, PYTHONPATH=path) for rank in range(ranks)]
+    children = [
+        start_child(CHILD, rank, size, folder, is_thorough, PYTHONPATH=path) for rank in range(size)
+    ]
     for child in children:
-        _, errors = child.communicate(timeout=300)
+        _, errors = child.communicate(timeout=900)
         assert child.returncode == 0, errors
-    files = [Path(folder) / f"results-{ranks}-{rank}.pickle" for rank in range(ranks)]
+    groups = [ranks for ranks in SHARED if ranks <= size]
+    return {
+        (ranks, job): found
+        for ranks in groups
+        for job, found in results_of(ranks, Path(folder)).items()
+    }
+
+
+def results_of(ranks, folder):
+    """{job: (metrics, gradient)} of the group of so many ranks."""
+    files = [folder / f"results-{ranks}-{rank}.pickle" for rank in range(ranks)]
     parts = [pickle.loads(file.read_bytes()) for file in files]
     # Metrics are the same on all ranks; each has some rows of every gradient.
     assert all(part[key][0] == parts[0][key][0] for part in parts for key in part)
@@ -118,26 +155,30 @@ def whole(ranks):
 
 
 @pytest.fixture(scope="module")
-def oracle(tmp_path_factory):
-    return Oracle(str(tmp_path_factory.mktemp("invariance")))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("invariance")
 
 
 @pytest.fixture(scope="module")
-def solved(oracle):
-    return {name: oracle.solve(config) for name, config in CASES.items()}
+def solved(folder):
+    """{(shape, case): (loss, gradient)}; the models lie in ``folder`` then."""
+    found = {}
+    for shape in (SMALL, *SHAPES):
+        oracle = Oracle(folder / shape_name(shape), shape)
+        for name in NAMES if shape == SMALL else SHAPE_CASES:
+            found[shape, name] = oracle.solve(CASES[name])
+    return found
 
 
-@pytest.fixture(scope="module")
-def one_rank(oracle):
-    return results_of(1, oracle.folder)
+SIZES = [pytest.param(4, id="4-ranks"), pytest.param(8, id="8-ranks", marks=pytest.mark.slow)]
 
 
-RANKS = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module", params=RANKS, ids=lambda n: f"{n}-ranks")
-def results(request, oracle, one_rank):
-    return one_rank if request.param == 1 else results_of(request.param, oracle.folder)
+@pytest.fixture(scope="module", params=SIZES)
+def results(request, folder, solved):
+    """Of groups of up to so many ranks; of all cases on all of them where it is slow."""
+    for file in folder.glob("meeting-*"):
+        file.unlink()
+    return computed(folder, request.param, is_thorough=request.param == 8)
 
 
 def distance(a, b):
@@ -145,29 +186,61 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+def of_case(results, shape, name):
+    """{(ranks, layout): (metrics, gradient)}: a case, wherever it was computed."""
+    found = {
+        (ranks, job.layout): result
+        for (ranks, job), result in results.items()
+        if (job.shape, job.case) == (shape, name)
+    }
+    assert found
+    return found
+
+
+def check_solved(results, solved, shape, name):
+    """Wherever a case was computed, it has the loss and the gradient of plain loops."""
+    loss, gradient = solved[shape, name]
+    assert np.linalg.norm(gradient) > 1e-3
+    for where, (metrics, got) in of_case(results, shape, name).items():
+        assert metrics["update/loss"] == pytest.approx(loss, rel=1e-5), where
+        assert distance(got, gradient) < 1e-5, where
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_step_in_any_layout_has_the_loss_and_gradient_of_plain_loops(results, solved, name):
-    loss, gradient = solved[name]
-    assert np.linalg.norm(gradient) > 1e-3
-    layouts = [layout for case, layout in results if case == name]
-    assert layouts
-    for layout in layouts:
-        metrics, got = results[name, layout]
-        assert metrics["update/loss"] == pytest.approx(loss, rel=1e-5), LAYOUTS[layout]
-        assert distance(got, gradient) < 1e-5, LAYOUTS[layout]
+    check_solved(results, solved, SMALL, name)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=shape_name)
+def test_step_of_any_shape_has_the_loss_and_gradient_of_plain_loops(results, solved, shape):
+    for name in {job.case for _, job in results if job.shape == shape}:
+        check_solved(results, solved, shape, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_step_in_any_layout_has_the_metrics_of_one_plain_micro_batch(results, one_rank, name):
-    expected, _ = one_rank[name, 0]
-    for (case, layout), (metrics, _) in results.items():
-        if case == name:
-            assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7), LAYOUTS[layout]
+def test_step_in_any_layout_has_the_metrics_of_one_plain_micro_batch(results, name):
+    expected, _ = results[1, Job(SMALL, name, LAYOUTS[0])]
+    for where, (metrics, _) in of_case(results, SMALL, name).items():
+        assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7), where
 
 
-def test_cases_pass_every_bound_in_some_tokens_and_not_in_others(one_rank):
+def test_every_loss_and_shape_is_computed_by_every_grid_of_ranks(results):
+    size = max(ranks for ranks, _ in results)
+    grids = {(ranks // sp, sp) for ranks in SHARED for sp in SHARED[ranks] if ranks <= size}
+    assert grids >= {(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)}
+    met = {
+        (ranks // job.layout.sp, job.layout.sp, what)
+        for ranks, job in results
+        for what in (CASES[job.case].loss, shape_name(job.shape))
+    }
+    assert {(*grid, loss) for grid in grids for loss in (*LOSSES, "dpo", "ipo")} <= met
+    shared = [grid for grid in grids if grid == (1, 1) or grid[1] > 1]
+    assert {(*grid, shape_name(shape)) for grid in shared for shape in SHAPES} <= met
+
+
+def test_cases_pass_every_bound_in_some_tokens_and_not_in_others(results):
     for name, config in CASES.items():
-        metrics, _ = one_rank[name, 0]
+        metrics, _ = results[1, Job(SMALL, name, LAYOUTS[0])]
         shares = [n for n in metrics if n.endswith(("clipped_share", "masked_share"))]
         assert all(0 < metrics[share] < 1 for share in shares), name
         assert (
