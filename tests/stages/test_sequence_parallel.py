@@ -3,6 +3,11 @@
 That ranks which share a row compute what one does is in ``test_invariance.py``.
 """
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -11,6 +16,7 @@ from stages.packed import pack
 from stages.sequence_parallel import SequenceRanks, divisible_heads
 
 CPU = torch.device("cpu")
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "activation_bytes.py"
 SEQUENCES = [([5, 6, 7], [8, 9]), ([4], [3]), ([9, 8], []), ([1, 2, 3, 4, 5], [6, 7, 8, 9])]
 
 
@@ -62,3 +68,14 @@ def test_heads_made_divisible_give_each_rank_the_attention_of_its_own(heads, kv,
     ranks = zip(*(x.chunk(size, dim=1) for x in made), strict=True)
     parts = [scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True) for part in ranks]
     torch.testing.assert_close(torch.cat(parts, dim=1)[:, :heads], expected)
+
+
+@pytest.mark.slow
+def test_activations_of_four_ranks_that_share_a_sequence_are_a_third_at_most():
+    command = [sys.executable, str(BENCHMARK), "--tokens", "2048", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    rows = json.loads(done.stdout)
+    assert {row["sp"] for row in rows} == {1, 4}
+    assert all(row["ratio"] < 0.35 for row in rows if row["sp"] == 4)
+    # What a loss keeps for each token of the row is on all ranks.
+    assert all(row["ratio"] > 0.25 for row in rows if row["sp"] == 4)
