@@ -9,6 +9,7 @@ from flows.config import Config, UserError
 from flows.critic_checks import check_critic, critic_digest
 from flows.iteration import next_groups
 from flows.loss_checks import check_loss
+from flows.memory_rows import memory_rows
 from flows.parallel_checks import check_ranks, rank_rows
 from flows.preference_checks import check_responses
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
@@ -116,6 +117,7 @@ class Plan:
                 "not loaded" if config.update.critic is None else "loaded",
                 "update.critic: values for advantages that need them",
             ),
+            *memory_rows(config, self.max_prompt_tokens + config.rollout.max_new_tokens),
             *preset_rows(config.update.model_dump()),
         ]
 

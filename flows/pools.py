@@ -99,6 +99,7 @@ class Pools:
             self._config.rollout.temperature,
             self._config.total_steps,
             self._config.rollout.dtype,
+            self._plan.context,
         )
         place = Placement(wanted.gpus, wanted.threads or _share(wanted.ranks))
         return Trainers(self.cluster, spec, wanted.ranks, place)

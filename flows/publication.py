@@ -23,7 +23,7 @@ _PARAM_LIMIT = 6000
 _TAG_LIMIT = 8000
 
 # A run page lists metrics as they came: what a person asks for first comes first.
-_ORDER = ("reward", "update", "rollout", "score", "mismatch", "seconds")
+_ORDER = ("reward", "update", "rollout", "score", "mismatch", "seconds", "memory")
 _SHORT_DIGEST = 16
 
 _DESCRIPTION = """\
@@ -41,7 +41,7 @@ ratchet export  {quoted} --to FOLDER
 
 - **Model metrics**, a step an iteration: `reward/` what samples got, `rollout/` what was sampled, \
 `score/` what scoring left out, `update/` the optimizer steps, `mismatch/` engine against trainer, \
-`seconds/` where time went.
+`seconds/` where time went, `memory/` what ranks needed.
 - **Artifacts**: `samples/` has a table an iteration, of samples without a reward first, then from \
 worst to best; `manifests/` has what each stage committed: inputs, files and digests.
 """
@@ -62,10 +62,21 @@ def metrics_of(stages: Mapping[str, Sequence[Manifest]]) -> dict[str, float]:
             for phase, value in made.provenance.get("phases", {}).items():
                 name = f"seconds/{stage}_{phase}"
                 metrics[name] = metrics.get(name, 0.0) + value
+        metrics |= _peaks(stage, rounds)
         tokens = sum(num_tokens(made) or 0 for made in rounds)
         if tokens and seconds > 0:
             metrics[f"{stage}/tokens_per_second"] = tokens / seconds
     return dict(sorted(metrics.items(), key=lambda item: _rank(item[0])))
+
+
+def _peaks(stage: str, rounds: Sequence[Manifest]) -> dict[str, float]:
+    """The most memory that any rank needed in each phase, GiB."""
+    peaks: dict[str, float] = {}
+    for rank in (rank for made in rounds for rank in made.provenance.get("memory", [])):
+        for phase, found in rank.items():
+            name = f"memory/{stage}_{phase}_peak_gib"
+            peaks[name] = max(peaks.get(name, 0.0), found["peak_bytes"] / 2**30)
+    return peaks
 
 
 def _rank(name: str) -> tuple[int, str]:

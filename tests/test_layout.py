@@ -32,7 +32,7 @@ DOORS = {
     "mlflow": {"flows/tracking.py"},
     "prefect": {"flows/train.py"},
     "ray": {"stages/ray_cluster.py"},
-    "safetensors": {"stages/update/snapshot.py"},
+    "safetensors": {"stages/update/memory.py", "stages/update/snapshot.py"},
     "tokenizers": {"stages/score/tokens.py"},
     "torch": {
         "flows/doctor.py",
@@ -53,6 +53,7 @@ DOORS = {
         "stages/update/losses.py",
         "stages/update/mesh.py",
         "stages/update/microbatch.py",
+        "stages/update/phases.py",
         "stages/update/preferences.py",
         "stages/update/randomness.py",
         "stages/update/sharding.py",

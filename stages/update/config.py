@@ -128,7 +128,11 @@ class UpdateConfig(Section):
     sp: int = execution(
         1, ge=1, description="ranks that share each sequence, a slice each; divides the ranks"
     )
-    activation_checkpointing: bool = execution(False, description="less memory, more compute")
+    activation_checkpointing: bool | Literal["auto"] = execution(
+        "auto",
+        description="less memory, more compute; auto: where the estimate of memory says that it "
+        "takes it, or a rank ran out of it",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from stages.update.config import UpdateConfig
 from stages.update.critic_name import CriticName, critic_of
 from stages.update.samples import Samples
 from stages.update.shaping import next_kl_coef
-from stages.update.trainer_spec import UpdateResult
+from stages.update.trainer_spec import OutOfMemoryError, UpdateResult
 from stages.update.trainers import Trainers, policy_work
 from stages.user_code import load_function
 
@@ -113,7 +113,13 @@ def run(
     pool = trainers()
     replayed = pool.bring_to(store, history)
     progress(total=num_samples)
-    committed = find_or_make(store, work, lambda: _make(store, work, pool, replayed, progress))
+    try:
+        committed = find_or_make(store, work, lambda: _make(store, work, pool, replayed, progress))
+    except OutOfMemoryError:
+        if not pool.save_memory():
+            raise
+        replayed = pool.bring_to(store, history)
+        committed = find_or_make(store, work, lambda: _make(store, work, pool, replayed, progress))
     pool.hold(committed)
     return committed
 
@@ -138,6 +144,7 @@ def _make(store: Store, work: Work, pool: Trainers, replayed: int, progress: Pro
         "ledger": write_ledger(store, work.folder, entries),
         "phases": result.seconds,
         "layout": pool.layout,
+        "memory": result.memory,
         "paths": dict(order.paths),
         "replayed": replayed,
         "made": 1,

@@ -3,7 +3,6 @@
 Shapes: N response tokens of a micro-batch.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from stages.update.digests import weights_digest
 from stages.update.group import join_group, listen
 from stages.update.mesh import RankMesh
 from stages.update.microbatch import MicroBatch
+from stages.update.phases import Phases, total_memory
 from stages.update.randomness import seed_step
 from stages.update.samples import Samples, read_samples, split_minibatches
 from stages.update.schedule import learning_rate
@@ -67,8 +67,17 @@ class TrainerRank:
         join_group(self._rank, self._world, address, self._device, getattr(self, "_meeting", None))
         self._mesh = RankMesh.of(self._device, self._spec.config.sp)
 
-    def load(self, store: Store, snapshot: Ref | None) -> None:
-        """Take the state of ``snapshot``, or that of the base model at step 0."""
+    def total_memory(self) -> int:
+        """Bytes that this rank's device has."""
+        return total_memory(self._device)
+
+    def load(self, store: Store, snapshot: Ref | None, checkpoints: bool) -> None:
+        """Take the state of ``snapshot``, or that of the base model at step 0.
+
+        ``checkpoints``: whether activations are made again in backward.
+        """
+        config = self._spec.config.model_copy(update={"activation_checkpointing": checkpoints})
+        self._spec = replace(self._spec, config=config)
         saved = None if snapshot is None else read_snapshot(store, snapshot)
         self._take(saved)
         if snapshot is not None and saved is not None and "critic" in saved.state:
@@ -87,30 +96,30 @@ class TrainerRank:
 
     def update(self, store: Store, order: UpdateOrder) -> UpdateResult | None:
         """Do an iteration's optimizer steps. The result is rank 0's; the others return None."""
-        seconds: dict[str, float] = {}
         self._adopt(self._spec.under(order))
-        spec, start = self._spec, time.perf_counter()
+        spec, phases = self._spec, Phases(self._device)
         critic = self._critic_for(order)
-        samples = read_samples(store, order.inputs, spec.config, spec.on_null, order.wanted)
-        seconds["read"] = time.perf_counter() - start
+        with phases("read"):
+            samples = read_samples(store, order.inputs, spec.config, spec.on_null, order.wanted)
         minibatches = split_minibatches(samples.groups, spec.config.minibatches, samples.chosen_S)
         plans = self._plans(samples, minibatches, critic)
-        old = self._old_logprobs(samples, plans)
+        with phases("old_logprobs"):
+            old = self._old_logprobs(samples, plans)
         steps = []
         step_of_sample: list[int | None] = [None] * len(samples)
-        start = time.perf_counter()
-        for indices, plan in zip(minibatches, plans, strict=True):
-            seed_step(order.inputs["rollout"].digest, self._step, self._mesh.dp_rank)
-            steps.append(self._optimizer_step(samples, indices, plan, old))
-            if critic is not None:
-                steps[-1] |= critic.learn(samples, indices, spec.config, spec.total_steps)
-            for i in indices:
-                step_of_sample[i] = self._step
-        seconds["steps"] = time.perf_counter() - start
-        start = time.perf_counter()
-        stock = self._take_stock()
-        values = [] if critic is None else critic.stock(keep=self._rank == 0)
-        seconds["digest"] = time.perf_counter() - start
+        with phases("steps"):
+            for indices, plan in zip(minibatches, plans, strict=True):
+                seed_step(order.inputs["rollout"].digest, self._step, self._mesh.dp_rank)
+                steps.append(self._optimizer_step(samples, indices, plan, old))
+                if critic is not None:
+                    steps[-1] |= critic.learn(samples, indices, spec.config, spec.total_steps)
+                for i in indices:
+                    step_of_sample[i] = self._step
+        with phases("digest"):
+            stock = self._take_stock()
+            values = [] if critic is None else critic.stock(keep=self._rank == 0)
+        memory: list[Any] = [None] * self._world
+        dist.all_gather_object(memory, phases.memory)
         if self._rank != 0:
             return None
         return UpdateResult(
@@ -119,8 +128,9 @@ class TrainerRank:
             steps,
             samples,
             step_of_sample,
-            seconds,
+            phases.seconds,
             None if critic is None else weights_digest(values),
+            memory,
         )
 
     def weights(self) -> dict[str, tuple[str, np.ndarray]]:

@@ -24,6 +24,8 @@ class TrainerSpec:
     temperature: float
     total_steps: int
     handover_dtype: str
+    # Tokens of the longest sample that can come: for the estimate of memory alone.
+    longest: int = 0
 
     def under(self, order: "UpdateOrder") -> "TrainerSpec":
         """The spec by which the update of that ``order`` is made, or made again.
@@ -104,12 +106,17 @@ def check_functions(order: UpdateOrder) -> None:
             )
 
 
+class OutOfMemoryError(StageError):
+    """A rank's device has no room for the step; what the group held is lost."""
+
+
 @dataclass(frozen=True)
 class UpdateResult:
     """What an update gave, on rank 0.
 
     ``tensors`` are rows of :data:`artifacts.schemas.TENSORS`, the critic's after the policy's;
-    ``critic_digest`` is of its weights, None without one.
+    ``critic_digest`` is of its weights, None without one. ``memory`` is each rank's, as
+    :meth:`stages.update.memory_marks.MemoryMarks.phases` gives it.
     """
 
     weights_digest: str
@@ -119,3 +126,4 @@ class UpdateResult:
     step_of_sample: list[int | None]
     seconds: dict[str, float]
     critic_digest: str | None = None
+    memory: list[dict[str, dict[str, int]]] = field(default_factory=list)

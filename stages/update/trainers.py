@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from artifacts.tombstones import FILE_NAME as TOMBSTONE
 from artifacts.tombstones import is_retired, refuse_retired
 from stages.contract import Committed, Work, find
 from stages.update.critic_name import CriticName
+from stages.update.memory import GIB, estimate_of, room_of_rank
 from stages.update.trainer_spec import CRITIC_MODEL, TrainerSpec, UpdateOrder, UpdateResult
 from stages.workers import Actor, Cluster, Pending, Placement
 
@@ -39,6 +40,7 @@ class Trainers:
         self._place = place
         self._actors: list[Actor] = []
         self._held: str | None = None
+        self._decides_checkpointing = spec.config.activation_checkpointing == "auto"
         self._were_used = False
         self._has_stock = False
 
@@ -151,9 +153,43 @@ class Trainers:
         self._were_used = True
         address = self._actors[0].submit("listen").result()
         self._on_all("join", address)
-        self._on_all("load", store, _snapshot_of(store, history[version - 1]) if version else None)
+        if self._spec.config.activation_checkpointing == "auto":
+            self._checkpoint(self._takes_checkpointing())
+        snapshot = _snapshot_of(store, history[version - 1]) if version else None
+        self._on_all("load", store, snapshot, self._spec.config.activation_checkpointing)
         self._held = history[version - 1].manifest.digest if version else "base"
         self._has_stock = False
+
+    def save_memory(self) -> bool:
+        """After an update that ran out of memory: make activations again in backward from now on.
+
+        False where that is so already, or not ours to decide.
+        """
+        if not self._decides_checkpointing or self._spec.config.activation_checkpointing is True:
+            return False
+        log.warning(
+            "update   activation_checkpointing=on reason=a rank ran out of memory without it"
+        )
+        self.drop()
+        self._checkpoint(True)
+        return True
+
+    def _takes_checkpointing(self) -> bool:
+        """Whether the estimate of a rank's memory fits in its device with it only."""
+        has = room_of_rank(self._on_all("total_memory"), self.num_ranks, self._place.gpus)
+        need = estimate_of(self._spec, self.num_ranks, checkpoints=False)
+        takes = need.total > has
+        if takes:
+            log.warning(
+                "update   activation_checkpointing=on reason=a rank would need %.1f of %.1f GiB",
+                need.total / GIB,
+                has / GIB,
+            )
+        return takes
+
+    def _checkpoint(self, checkpoints: bool) -> None:
+        config = self._spec.config.model_copy(update={"activation_checkpointing": checkpoints})
+        self._spec = replace(self._spec, config=config)
 
     def _replay(self, store: Store, update: Committed) -> None:
         result = self.update(store, order_of(update.manifest))
