@@ -28,6 +28,7 @@ _PROMPT: Columns = [
     ("text", pa.string(), "the prompt as rendered, for people"),
     ("ground_truth", pa.string(), "what the reward compares with; null where there is none"),
     ("extra", pa.string(), "the data row's other columns, as JSON"),
+    ("messages", pa.string(), "what a chat template rendered, as JSON; null: plain text"),
 ]
 PROMPTS = _schema("prompts", _PROMPT)
 
@@ -71,6 +72,7 @@ ROLLOUTS = _schema(
         ("prompt_text", pa.string(), "the prompt as text"),
         ("ground_truth", pa.string(), "copied from the prompt"),
         ("extra", pa.string(), "copied from the prompt"),
+        ("messages", pa.string(), "copied from the prompt"),
         (
             "policy_version",
             pa.int64(),

@@ -52,6 +52,8 @@ def prompt_work(
         "data": data_digest,
         "tokenizer": tokenizer_digest,
     }
+    if data.template == "chat":
+        identity["messages"] = True  # its rows hold them; plain text has none
     if data.has_pairs:
         identity["response_limit"] = response_limit
     return PromptWork("prompts", "prompts", VERSION, 0, identity, {})
@@ -155,6 +157,7 @@ def _record(tokenizer: Any, source: DataSource, row: Row, template: str) -> dict
         "text": text,
         "ground_truth": row.answer,
         "extra": json.dumps(row.extra, sort_keys=True, ensure_ascii=False),
+        "messages": _messages(row, template),
     }
     if row.pair is None:
         return record
@@ -166,6 +169,13 @@ def _record(tokenizer: Any, source: DataSource, row: Row, template: str) -> dict
         "chosen_text": text_of(row.pair.chosen),
         "rejected_text": text_of(row.pair.rejected),
     }
+
+
+def _messages(row: Row, template: str) -> str | None:
+    """What a chat template renders, as JSON; None for plain text."""
+    if template == "plain":
+        return None
+    return json.dumps(as_messages(row.prompt), ensure_ascii=False)
 
 
 class PromptSet:

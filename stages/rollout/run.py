@@ -169,6 +169,7 @@ def _sample(
         "prompt_text": prompt["text"],
         "ground_truth": prompt["ground_truth"],
         "extra": prompt["extra"],
+        "messages": prompt.get("messages"),
         **given_columns(prompt, k),
     }
 
