@@ -27,9 +27,10 @@ from stages.contract import Committed, Product, Work, find_or_make
 from stages.ray_cluster import RayCluster
 from stages.score import run as stage
 from stages.score.config import RewardSpec, ScoreConfig
+from stages.score.order import ShardOrder
 from stages.score.rewards import load_reward, reward_arguments, reward_digests
 from stages.score.scorers import Scorers
-from stages.score.worker import ScorerSpec, ScoreWorker, ShardOrder
+from stages.score.worker import ScorerSpec, ScoreWorker
 from stages.workers import Placement
 
 PER_SHARD = 256

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from artifacts.store import Store
-from stages.score.worker import Finished, InHand, ScoreWorker, ShardOrder
+from stages.score.order import Finished, InHand, ShardOrder
+from stages.score.worker import ScoreWorker
 
 
 class DyingScoreWorker(ScoreWorker):

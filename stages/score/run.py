@@ -21,8 +21,8 @@ from stages.ledger import write_ledger
 from stages.score import preference
 from stages.score.config import ScoreConfig
 from stages.score.metrics import reward_metrics, spread_counts, with_totals
+from stages.score.order import ShardOrder
 from stages.score.scorers import Scorers, Values
-from stages.score.worker import ShardOrder
 
 VERSION = 3
 _SHOWN = 3

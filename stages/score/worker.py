@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +19,7 @@ from artifacts.shards import read_shard, write_shard
 from artifacts.store import Store
 from stages.score.components import Scored, combine
 from stages.score.config import RewardSpec
+from stages.score.order import Finished, InHand, ShardOrder, places_to_score, read_earlier
 from stages.score.outcomes import Outcome
 from stages.score.preference import COLUMN, preferred
 from stages.score.reward_here import RewardHere
@@ -64,41 +64,6 @@ class ScorerSpec:
     is_local: bool
 
 
-@dataclass(frozen=True)
-class ShardOrder:
-    """A shard to score, for the ``attempt``-th time from 1.
-
-    Attributes:
-        earlier: folder and shard of scores whose errors are to be tried again; what has none is
-            kept as it is.
-        values: the critic's, (T,) a sample; None without one.
-    """
-
-    index: int
-    rollout: Shard
-    earlier: tuple[str, Shard] | None = None
-    attempt: int = 1
-    values: Sequence[np.ndarray] | None = None
-
-
-@dataclass(frozen=True)
-class InHand:
-    """Progress of a shard that a worker has died on: a reward is about to see this sample."""
-
-    index: int
-    sample: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Progress: a shard is scored. ``entry`` is its ledger row, ``errors`` counts its samples."""
-
-    index: int
-    shard: Shard
-    entry: Mapping[str, Any]
-    errors: int
-
-
 class Scoring(Protocol):
     """A reward that can be asked, here or in a process of its own."""
 
@@ -130,11 +95,11 @@ class ScoreWorker:
         """Score a rollout shard of folder ``source`` into ``folder``."""
         start = time.time()
         rollouts = read_shard(store, source, order.rollout, _READ_COLUMNS)
-        earlier = None if order.earlier is None else read_shard(store, *order.earlier)
-        places = _to_score(rollouts, earlier)
-        table = yield from self._table(rollouts.take(pa.array(places, pa.int64())), order)
+        earlier = read_earlier(store, order)
+        places = places_to_score(rollouts, earlier)
+        table = yield from self._table(rollouts.take(places), order)
         if earlier is not None:
-            table = merge_scores(earlier, table, places)
+            table = merge_scores(earlier, table, places.to_pylist())
         shard = write_shard(store, folder, order.index, table)
         errors = table.num_rows - table["error"].null_count
         yield Finished(order.index, shard, self._entry(order, start, shard, len(places)), errors)
@@ -228,12 +193,6 @@ def merge_scores(earlier: pa.Table, again: pa.Table, places: Sequence[int]) -> p
     for place, row in zip(places, again.to_pylist(), strict=True):
         rows[place] = {**row, "values": rows[place].get("values")}
     return pa.Table.from_pylist(rows, schema=again.schema)
-
-
-def _to_score(rollouts: pa.Table, earlier: pa.Table | None) -> list[int]:
-    if earlier is None:
-        return list(range(rollouts.num_rows))
-    return [place for place, error in enumerate(earlier["error"].to_pylist()) if error is not None]
 
 
 def _scoring(reward: RewardSpec, spec: ScorerSpec) -> Scoring:
