@@ -127,7 +127,7 @@ LEDGER = _schema(
         ("start", pa.float64(), "Unix time, seconds"),
         ("seconds", pa.float64(), "wall time"),
         ("rows", pa.int64(), "samples"),
-        ("tokens", pa.int64(), "tokens generated or trained on"),
+        ("tokens", pa.int64(), "tokens generated, read or trained on"),
         ("bytes", pa.int64(), "bytes written"),
     ],
 )

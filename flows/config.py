@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.secrets import redacted
 from stages.rollout.config import PAIR, DataConfig, RolloutConfig
-from stages.score.config import ScoreConfig
+from stages.score.config import REWARD_KINDS, ScoreConfig
 from stages.settings import CREDENTIALS, Section, execution
 from stages.update.config import UpdateConfig
 
@@ -43,6 +43,14 @@ class ScoreResources(Section):
     threads: int | None = execution(None, ge=1, description="CPU threads of one; null: a share")
 
 
+class RewardModelResources(Section):
+    """Where reward models run."""
+
+    workers: int = execution(1, ge=1, description="worker processes of each reward model")
+    gpus: float = execution(0.0, ge=0, description="GPUs of one worker; a fraction shares one")
+    threads: int | None = execution(None, ge=1, description="CPU threads of one; null: a share")
+
+
 class UpdateResources(Section):
     """Where trainer ranks run."""
 
@@ -57,6 +65,7 @@ class Resources(Section):
     ray_address: str | None = execution(None, description="a Ray cluster; null: one for this run")
     rollout: RolloutResources = execution(RolloutResources())
     score: ScoreResources = execution(ScoreResources())
+    reward_model: RewardModelResources = execution(RewardModelResources())
     update: UpdateResources = execution(UpdateResources())
 
 
@@ -203,7 +212,7 @@ def _scalar(text: str) -> Any:
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     """The first thing wrong, as a sentence."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"] if part not in REWARD_KINDS)
     if first["type"] == CREDENTIALS:
         return f"{place} {first['msg']}"
     if first["type"] == "extra_forbidden":
@@ -233,7 +242,9 @@ def _nearest(model: type[BaseModel], place: Sequence[int | str]) -> str:
 
 def _fields_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     for part in place:
-        if isinstance(part, str):
+        if part in REWARD_KINDS:
+            model = REWARD_KINDS[str(part)]
+        elif isinstance(part, str):
             annotation: Any = model.model_fields[part].annotation
             arguments = getattr(annotation, "__args__", ())
             model = next((a for a in arguments if isinstance(a, type)), annotation)

@@ -12,6 +12,7 @@ from flows.loss_checks import check_loss
 from flows.memory_rows import memory_rows
 from flows.parallel_checks import check_ranks, rank_rows
 from flows.preference_checks import check_responses
+from flows.reward_checks import check_rewards, reward_rows
 from stages.models import context_length, has_chat_template, model_digest, tokenizer_digest
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
@@ -118,6 +119,7 @@ class Plan:
                 "update.critic: values for advantages that need them",
             ),
             *memory_rows(config, self.max_prompt_tokens + config.rollout.max_new_tokens),
+            *reward_rows(config),
             *preset_rows(config.update.model_dump()),
         ]
 
@@ -138,6 +140,7 @@ def make_plan(config: Config) -> Plan:
         check_critic(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)
+        check_rewards(config, limit + config.rollout.max_new_tokens)
         if any(spec.per_token for spec in config.score.rewards):
             check_tokenizer(config.model)
         digest = data_digest(config.data)

@@ -10,7 +10,7 @@ from flows.plan import Plan
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score.config import ScoreConfig
-from stages.score.scorers import Scorers
+from stages.score.scorers import RewardModels, Scorers
 from stages.score.worker import ReferenceSpec, ScorerSpec
 from stages.update.trainer_spec import TrainerSpec
 from stages.update.trainers import Trainers
@@ -81,12 +81,18 @@ class Pools:
     def _scorers(self, score: ScoreConfig, reference: ReferenceSpec | None) -> Scorers:
         wanted = self._resources.score
         count = 1 if self._debug else wanted.workers
-        return Scorers(
-            self.cluster,
-            ScorerSpec(score.rewards, reference, self._config.model, count, self._debug),
-            Placement(wanted.gpus, wanted.threads or _share(wanted.workers)),
-            score.retries,
+        spec = ScorerSpec(
+            score.rewards, reference, self._config.model, count, self._debug, self._plan.functions
         )
+        place = Placement(wanted.gpus, wanted.threads or _share(wanted.workers))
+        return Scorers(self.cluster, spec, place, score.retries, self._reward_models)
+
+    @cached_property
+    def _reward_models(self) -> RewardModels:
+        wanted = self._resources.reward_model
+        count = 1 if self._debug else wanted.workers
+        place = Placement(wanted.gpus, wanted.threads or _share(wanted.workers))
+        return RewardModels(self.cluster, count, place)
 
     @cached_property
     def trainers(self) -> Trainers:

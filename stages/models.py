@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
@@ -211,6 +214,34 @@ def load_value_model(model: str) -> Any:
         raise ValueError(f"model {model!r} lacks {', '.join(sorted(missing)[:3])}: save it whole")
     if missing:
         torch.nn.init.zeros_(made.score.weight)
+    return made
+
+
+def load_classifier(model: str, dtype: str) -> Any:
+    """The folder's sequence classifier on the CPU, with the head that it was saved with.
+
+    Args:
+        dtype: a torch dtype's name, or ``auto`` for that of the files.
+
+    Raises:
+        ValueError: weights are missing, which would be drawn at random.
+    """
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    with _silent(transformers.utils.logging):
+        made, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            output_loading_info=True,
+        )
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model {model!r} lacks {', '.join(missing[:3])}, which would be drawn at random: "
+            "save it whole"
+        )
     return made
 
 

@@ -1,11 +1,12 @@
-"""A score worker that dies: after it has written a shard, and before it says so."""
+"""Workers that die once: one when it has written a shard, before it says so; one at a batch."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from artifacts.store import Store
-from stages.score.order import Finished, InHand, ShardOrder
+from stages.score.order import Finished, InHand, Rated, ShardOrder
+from stages.score.reward_model_worker import RewardModelWorker
 from stages.score.worker import ScoreWorker
 
 
@@ -21,3 +22,14 @@ class DyingScoreWorker(ScoreWorker):
                 mark.touch()
                 os._exit(1)
             yield event
+
+
+class DyingRewardModelWorker(RewardModelWorker):
+    """Ends its process the first time that it has loaded its model for shard 1."""
+
+    def score(self, store: Store, source: str, order: ShardOrder) -> Iterator[InHand | Rated]:
+        mark = Path(store.root, "has-died")
+        if order.index == 1 and not mark.exists():
+            mark.touch()
+            os._exit(1)
+        yield from super().score(store, source, order)

@@ -21,11 +21,20 @@ from stages.workers import Cluster, LocalCluster, Placement
 
 
 def commit_rollout(
-    store: Store, texts: Sequence[str], per_shard: int, truths: Sequence[str | None] | None = None
+    store: Store,
+    texts: Sequence[str],
+    per_shard: int,
+    truths: Sequence[str | None] | None = None,
+    messages: Sequence[str | None] | None = None,
 ) -> Committed:
-    """A rollout of ``texts``, ``per_shard`` samples a shard, two samples a group."""
+    """A rollout of ``texts``, ``per_shard`` samples a shard, two samples a group.
+
+    ``messages`` are what a chat template has rendered, as JSON.
+    """
     truths = truths or [None] * len(texts)
     rows = [_row(n, text, truth) for n, (text, truth) in enumerate(zip(texts, truths, strict=True))]
+    for row, each in zip(rows, messages or [None] * len(texts), strict=True):
+        row["messages"] = each
     identity = {"max_new_tokens": 64}
     work = Work("rollouts", "rollout", 1, 1, identity, {"policy": Ref("model", "0" * 64)})
 

@@ -13,7 +13,7 @@ CHAT = (
 
 
 def tokenizer(chat_template: str | None = None) -> Any:
-    """One token a character; adds <bos> in front."""
+    """One token a character; adds <bos> in front, and <eos> between two texts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +22,9 @@ def tokenizer(chat_template: str | None = None) -> Any:
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     inner.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 1)]
+        single="<bos> $A",
+        pair="<bos> $A <eos> $B:1 <eos>:1",
+        special_tokens=[("<bos>", 1), ("<eos>", 2)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -80,3 +82,48 @@ def save_prompts(path: Path, count: int = 12) -> Path:
     rows = [{"prompt": f"{n}+{n + 3}=", "answer": str(2 * n + 3), "n": n} for n in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def classifier(kind: str = "llama", labels: int = 1, pad: int | None = 0) -> Any:
+    """A random sequence classifier whose outputs differ from text to text."""
+    import torch
+    import transformers
+
+    sizes: dict[str, dict[str, Any]] = {
+        "llama": {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128},
+        "gpt2": {"n_positions": 128},  # its positions are learned, and count padding before it
+        "bert": {"max_position_embeddings": 128},
+        "roberta": {"max_position_embeddings": 128},
+    }
+    classes = {
+        "llama": transformers.LlamaConfig,
+        "gpt2": transformers.GPT2Config,
+        "bert": transformers.BertConfig,
+        "roberta": transformers.RobertaConfig,
+    }
+    config = classes[kind](
+        vocab_size=48,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=pad,
+        bos_token_id=1,
+        eos_token_id=2,
+        num_labels=labels,
+        **sizes[kind],
+    )
+    torch.manual_seed(1)
+    made = transformers.AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+    return made
+
+
+def save_classifier(folder: Path, chat_template: str | None = None, **options: Any) -> Path:
+    """A sequence classifier and its tokenizer as a Hugging Face folder."""
+    classifier(**options).save_pretrained(folder)
+    tokenizer(chat_template).save_pretrained(folder)
+    return folder

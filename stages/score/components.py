@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.score.config import RewardSpec
+from stages.score.config import AnyReward
 from stages.score.outcomes import Outcome
 
 
@@ -26,7 +26,7 @@ class Scored:
 
 
 def combine(
-    specs: Sequence[RewardSpec], outcomes: Sequence[Outcome], sample_id: str, shard: int
+    specs: Sequence[AnyReward], outcomes: Sequence[Outcome], sample_id: str, shard: int
 ) -> Scored:
     """The columns of the sample whose ``outcomes`` are those of ``specs``, in order.
 
@@ -46,7 +46,7 @@ def combine(
 
 
 def error_record(
-    spec: RewardSpec, outcome: Outcome, sample_id: str, shard: int
+    spec: AnyReward, outcome: Outcome, sample_id: str, shard: int
 ) -> Mapping[str, Any]:
     """What failed, where; who ran it stands in the ledger."""
     assert outcome.failure is not None
@@ -60,7 +60,7 @@ def error_record(
     }
 
 
-def _sample_sum(pairs: Sequence[tuple[RewardSpec, Outcome]]) -> float:
+def _sample_sum(pairs: Sequence[tuple[AnyReward, Outcome]]) -> float:
     return sum(
         (
             spec.weight * outcome.value
@@ -71,7 +71,7 @@ def _sample_sum(pairs: Sequence[tuple[RewardSpec, Outcome]]) -> float:
     )
 
 
-def _token_sums(pairs: Sequence[tuple[RewardSpec, Outcome]]) -> list[float] | None:
+def _token_sums(pairs: Sequence[tuple[AnyReward, Outcome]]) -> list[float] | None:
     parts = [
         [spec.weight * token for token in outcome.tokens]
         for spec, outcome in pairs

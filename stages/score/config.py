@@ -1,32 +1,27 @@
 """What a user says about rewards."""
 
 import difflib
-import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator
 
-from artifacts.keys import canonical
 from stages.score.builtin import BUILTINS
+from stages.score.component_spec import ComponentSpec, with_stable_bytes
+from stages.score.reward_model_spec import RewardModelSpec
 from stages.settings import Section, execution
 from stages.user_code import is_import_path
 
-_COLUMN = re.compile(r"[A-Za-z_][\w.\-]*")
 # What statistics of the sum are called; a component of that name would hide one.
 _STATISTICS = ("mean", "std", "min", "max", "null_share")
 
 
-class RewardSpec(Section):
+class RewardSpec(ComponentSpec):
     """One reward: a built-in or a Python function by import path, and its weight in the sum."""
 
     # Where the function lies is no identity: its source is, and enters keys by its digest.
     fn: str = execution(
         ..., description="a built-in's name, `package.module:function` or `path/file.py:function`"
     )
-    weight: float = Field(
-        1.0, allow_inf_nan=False, description="factor in the sum; 0: computed, and not needed"
-    )
-    name: str = Field("", description="of its column; default: the function's name")
     batched: bool = Field(False, description="called with all samples of a shard: list to list")
     per_token: bool = Field(False, description="gives a list, one number a response token")
     options: dict[str, Any] = Field({}, description="passed as keyword arguments; any JSON values")
@@ -58,46 +53,37 @@ class RewardSpec(Section):
     @field_validator("options")
     @classmethod
     def _has_stable_bytes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            canonical(value)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-        return value
-
-    @model_validator(mode="after")
-    def _has_a_column(self) -> "RewardSpec":
-        if not _COLUMN.fullmatch(self.column):
-            raise ValueError(
-                f"a reward's name is {self.column!r}: begin with a letter, and go on with "
-                "letters, digits and _ . -"
-            )
-        return self
-
-    def identity(self) -> dict[str, Any]:
-        """All that changes its numbers but the function, which enters by its source."""
-        return {
-            "column": self.column,
-            "weight": self.weight,
-            "batched": self.batched,
-            "per_token": self.per_token,
-            "options": self.options,
-        }
+        return with_stable_bytes(value)
 
     @property
     def column(self) -> str:
         """The reward's name in shards, metrics and tables."""
         return self.name or self.fn.rsplit(":", 1)[-1]
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether a sample without it has no reward."""
-        return self.weight != 0
+
+# How a reward's configuration says of which kind it is, in places of errors too.
+REWARD_KINDS: dict[str, type[ComponentSpec]] = {
+    "<model>": RewardModelSpec,
+    "<fn>": RewardSpec,
+}
+
+
+def _kind(value: Any) -> str:
+    fields = type(value).model_fields if isinstance(value, BaseModel) else value
+    names = fields if isinstance(fields, dict) else {}
+    return next((kind for kind in REWARD_KINDS if kind[1:-1] in names), "<fn>")
+
+
+AnyReward = Annotated[
+    Annotated[RewardModelSpec, Tag("<model>")] | Annotated[RewardSpec, Tag("<fn>")],
+    Discriminator(_kind),
+]
 
 
 class ScoreConfig(Section):
     """How samples are scored."""
 
-    rewards: list[RewardSpec] = Field(
+    rewards: list[AnyReward] = Field(
         [], description="summed by weight; none where the data holds pairs, whose verdict is known"
     )
     on_null: Literal["drop_sample", "drop_group", "fail"] = Field(
@@ -110,7 +96,7 @@ class ScoreConfig(Section):
 
     @field_validator("rewards")
     @classmethod
-    def _names_differ(cls, value: list[RewardSpec]) -> list[RewardSpec]:
+    def _names_differ(cls, value: list[AnyReward]) -> list[AnyReward]:
         metrics: set[str] = set(_STATISTICS)
         for column in (spec.column for spec in value):
             mine = {column, *(f"{column}_{statistic}" for statistic in _STATISTICS)}

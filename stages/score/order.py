@@ -1,7 +1,7 @@
 """What workers of the score stage are asked for, and what they say on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 from artifacts.manifests import Shard
 from artifacts.shards import read_shard
 from artifacts.store import Store
+from stages.score.outcomes import Outcome
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class ShardOrder:
         earlier: folder and shard of scores whose errors are to be tried again; what has none is
             kept as it is.
         values: the critic's, (T,) a sample; None without one.
+        rated: what reward models gave, by their columns; an outcome for each sample to score.
+        read: the ledger rows of that.
     """
 
     index: int
@@ -27,6 +30,8 @@ class ShardOrder:
     earlier: tuple[str, Shard] | None = None
     attempt: int = 1
     values: Sequence[np.ndarray] | None = None
+    rated: Mapping[str, Sequence[Outcome]] = field(default_factory=dict)
+    read: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,27 @@ class InHand:
 
 
 @dataclass(frozen=True)
+class Rated:
+    """Progress: a reward model has read a shard; an outcome for each sample to score.
+
+    ``entry`` is the ledger row of its reading.
+    """
+
+    index: int
+    outcomes: Sequence[Outcome]
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Finished:
-    """Progress: a shard is scored. ``entry`` is its ledger row, ``errors`` counts its samples."""
+    """Progress: a shard is scored. ``errors`` counts its samples that have one.
+
+    ``entries`` are its ledger rows: of its scoring, and of what reward models read for it.
+    """
 
     index: int
     shard: Shard
-    entry: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]]
     errors: int
 
 

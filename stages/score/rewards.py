@@ -18,7 +18,9 @@ from typing import Any
 
 from artifacts.keys import source_digest
 from stages.score.builtin import BUILTINS
-from stages.score.config import RewardSpec
+from stages.score.checkpoint import check_checkpoint, checkpoint_digest
+from stages.score.config import AnyReward, RewardSpec
+from stages.score.reward_model_spec import RewardModelSpec
 from stages.user_code import load_function
 
 Record = Mapping[str, Any]
@@ -65,9 +67,22 @@ def load_reward(spec: RewardSpec) -> Reward:
     return reward
 
 
-def reward_digests(specs: Sequence[RewardSpec]) -> dict[str, str]:
-    """Column name to source digest: how user code enters a key. Raises ValueError, TypeError."""
-    return {spec.column: source_digest(load_reward(spec).function) for spec in specs}
+def reward_digests(specs: Sequence[AnyReward]) -> dict[str, str]:
+    """Column name to digest of what lies outside the configuration: how that enters a key.
+
+    Of a function its source, of a reward model its folder's files.
+
+    Raises:
+        ValueError, TypeError: a reward can't work as its configuration says.
+    """
+    return {spec.column: _digest(spec) for spec in specs}
+
+
+def _digest(spec: AnyReward) -> str:
+    if isinstance(spec, RewardModelSpec):
+        check_checkpoint(spec)
+        return checkpoint_digest(spec)
+    return source_digest(load_reward(spec).function)
 
 
 def reward_arguments(row: Mapping[str, Any]) -> dict[str, Any]:

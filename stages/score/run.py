@@ -142,7 +142,7 @@ def _make(
     missing = [order for order in orders if order.index not in shards]
     num_found = len(shards)
     progress(total=sum(order.rollout.rows for order in missing), found=num_found)
-    entries = []
+    entries: list[Mapping[str, Any]] = []
     errors = sum(_num_errors(store, work.folder, shard) for shard in shards.values())
     if errors > config.max_error_share * total:
         raise _too_many_errors(store, work.folder, shards, config, total)
@@ -150,7 +150,7 @@ def _make(
         pool, values = scorers(), None if critic is None else critic()
         for event in pool.score(store, rollout.folder, work.folder, missing, values):
             shards[event.index] = event.shard
-            entries.append(event.entry)
+            entries += event.entries
             errors += event.errors
             progress(shard=event.index, rows=event.shard.rows, samples=event.shard.rows)
             if errors > config.max_error_share * total:
@@ -163,7 +163,7 @@ def _make(
         raise _nulls(store, work.folder, shards, table)
     provenance = {
         "ledger": write_ledger(store, work.folder, entries),
-        "made": len(entries),
+        "made": len(missing),
         "found": num_found,
         "workers_lost": sum(entry["attempt"] - 1 for entry in entries),
     }

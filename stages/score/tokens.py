@@ -29,6 +29,11 @@ def token_texts(model: str, response_ids: Sequence[int]) -> list[str]:
     return [stream.step(tokenizer, token) or "" for token in response_ids]
 
 
+def largest_token(model: str) -> int:
+    """The greatest id that the folder's ``tokenizer.json`` gives."""
+    return max(_tokenizer(model).get_vocab(with_added_tokens=True).values())
+
+
 @lru_cache(maxsize=2)
 def _tokenizer(model: str) -> Any:
     from tokenizers import Tokenizer

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,11 +18,12 @@ from artifacts.schemas import scores_schema
 from artifacts.shards import read_shard, write_shard
 from artifacts.store import Store
 from stages.score.components import Scored, combine
-from stages.score.config import RewardSpec
+from stages.score.config import AnyReward, RewardSpec
 from stages.score.order import Finished, InHand, ShardOrder, places_to_score, read_earlier
 from stages.score.outcomes import Outcome
 from stages.score.preference import COLUMN, preferred
 from stages.score.reward_here import RewardHere
+from stages.score.reward_model_spec import RewardModelSpec
 from stages.score.reward_process import RewardProcess
 from stages.score.rewards import reward_arguments
 from stages.score.tokens import token_texts
@@ -55,13 +56,15 @@ class ScorerSpec:
         model: folder of the policy's tokenizer, for rewards per token.
         workers: how many share out a reward's rate of calls.
         is_local: rewards run in the worker's own process.
+        digests: of what rewards are made of, by column, as keys have them.
     """
 
-    rewards: Sequence[RewardSpec]
+    rewards: Sequence[AnyReward]
     reference: ReferenceSpec | None
     model: str
     workers: int
     is_local: bool
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class Scoring(Protocol):
@@ -79,9 +82,14 @@ class ScoreWorker:
 
     def __init__(self, name: str, spec: ScorerSpec) -> None:
         self._name, self._spec = name, spec
-        self._rewards = [_scoring(reward, spec) for reward in spec.rewards]
+        self._rewards = {
+            reward.column: _scoring(reward, spec)
+            for reward in spec.rewards
+            if not isinstance(reward, RewardModelSpec)
+        }
         self._needs_tokens = any(reward.per_token for reward in spec.rewards)
-        if spec.is_local and any(reward.timeout_seconds for reward in spec.rewards):
+        functions = [reward for reward in spec.rewards if isinstance(reward, RewardSpec)]
+        if spec.is_local and any(reward.timeout_seconds for reward in functions):
             log.info("rewards run in this process: score.rewards timeouts can't end a call")
         self._reference = None
         if spec.reference is not None:
@@ -102,17 +110,19 @@ class ScoreWorker:
             table = merge_scores(earlier, table, places.to_pylist())
         shard = write_shard(store, folder, order.index, table)
         errors = table.num_rows - table["error"].null_count
-        yield Finished(order.index, shard, self._entry(order, start, shard, len(places)), errors)
+        entry = self._entry(order, start, shard, len(places))
+        yield Finished(order.index, shard, [*order.read, entry], errors)
 
     def close(self) -> None:
         """End the rewards' processes."""
-        for reward in self._rewards:
+        for reward in self._rewards.values():
             reward.close()
 
     def _table(self, rollouts: pa.Table, order: ShardOrder) -> Generator[InHand, None, pa.Table]:
         rows = self._rows(rollouts)
         names = [spec.column for spec in self._spec.rewards] or [COLUMN]
-        scored = yield from self._scored(rows, order)
+        outcomes = yield from self._outcomes(rows, order)
+        scored = self._scored(rows, outcomes, order)
         columns: dict[str, list[Any]] = {
             **{name: [row[name] for row in rows] for name in ("sample_id", "group_id")},
             **{f"reward.{name}": [sample.components[name] for sample in scored] for name in names},
@@ -125,15 +135,17 @@ class ScoreWorker:
         return pa.Table.from_pydict(columns, schema=scores_schema(names))
 
     def _scored(
-        self, rows: Sequence[Mapping[str, Any]], order: ShardOrder
-    ) -> Generator[InHand, None, list[Scored]]:
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        outcomes: Sequence[Sequence[Outcome]],
+        order: ShardOrder,
+    ) -> list[Scored]:
         specs = self._spec.rewards
         if not specs:
             return [preferred(row["sample_index"]) for row in rows]
-        outcomes = yield from self._outcomes(rows, order)
         return [
-            combine(specs, outcomes[place], row["sample_id"], order.index)
-            for place, row in enumerate(rows)
+            combine(specs, found, row["sample_id"], order.index)
+            for row, found in zip(rows, outcomes, strict=True)
         ]
 
     def _rows(self, rollouts: pa.Table) -> list[dict[str, Any]]:
@@ -151,7 +163,12 @@ class ScoreWorker:
         """An outcome for each row and reward; on the way, what is in hand where that matters."""
         arguments = [self._arguments(row) for row in rows]
         outcomes: list[list[Outcome]] = [[] for _ in rows]
-        for spec, reward in zip(self._spec.rewards, self._rewards, strict=True):
+        for spec in self._spec.rewards:
+            if isinstance(spec, RewardModelSpec):
+                for place, rated in enumerate(order.rated[spec.column]):
+                    outcomes[place].append(rated)
+                continue
+            reward = self._rewards[spec.column]
             for part in _parts(len(rows), order.attempt, spec):
                 if order.attempt > 1 and part:
                     yield InHand(order.index, _described(rows, part, spec))
@@ -204,14 +221,14 @@ def _scoring(reward: RewardSpec, spec: ScorerSpec) -> Scoring:
     return RewardProcess(reward)
 
 
-def _parts(count: int, attempt: int, spec: RewardSpec) -> list[range]:
+def _parts(count: int, attempt: int, spec: AnyReward) -> list[range]:
     """Places to score together: all; after a worker's death one by one, so that one is known."""
     if attempt == 1 or spec.batched:
         return [range(count)]
     return [range(place, place + 1) for place in range(count)]
 
 
-def _described(rows: Sequence[Mapping[str, Any]], part: range, spec: RewardSpec) -> str:
+def _described(rows: Sequence[Mapping[str, Any]], part: range, spec: AnyReward) -> str:
     row = rows[part.start]
     and_more = f" and {len(part) - 1} more" if len(part) > 1 else ""
     return (

@@ -23,6 +23,7 @@ from stages.groups import NULL_POLICIES
 from stages.models import model_digest, tokenizer_digest
 from stages.rollout.config import DataConfig
 from stages.rollout.rows import data_digest
+from stages.score.reward_model_spec import RewardModelSpec
 from stages.settings import Section, is_execution
 from stages.update.run import function_digests
 from stages.user_code import load_function
@@ -54,6 +55,9 @@ EXECUTION = {
     "lease.single_writer",
     "lease.ttl_seconds",
     "resources.ray_address",
+    "resources.reward_model.gpus",
+    "resources.reward_model.threads",
+    "resources.reward_model.workers",
     "resources.rollout.engines",
     "resources.rollout.gpus",
     "resources.rollout.threads",
@@ -69,6 +73,12 @@ EXECUTION = {
     "tracking.experiment",
     "tracking.samples",
     "tracking.uri",
+}
+
+# The same of a reward model.
+EXECUTION_OF_A_MODEL = {
+    "max_tokens_per_batch",
+    "model",  # its files enter keys by their digest
 }
 
 CONFIG = make_config(
@@ -250,3 +260,15 @@ def test_stage_keys_are_blind_to_an_execution_field(
 ) -> None:
     monkeypatch.chdir(inputs)
     assert changed_keys(path) == []
+
+
+def test_identity_of_a_reward_model_changes_with_all_but_its_execution() -> None:
+    spec = RewardModelSpec(model="models/tiny")
+    found = set()
+    for path, _ in walk(spec):
+        changed = with_change(spec, path)
+        assert changed != spec
+        if key_of(changed.identity()) == key_of(spec.identity()):
+            found.add(path)
+    assert found == EXECUTION_OF_A_MODEL
+    assert spec.identity()["kind"] == "model"

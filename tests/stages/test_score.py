@@ -391,6 +391,30 @@ def test_worker_that_dies_between_writing_and_reporting_leaves_ten_rows(
 
 
 @pytest.mark.real
+def test_reward_models_worker_that_dies_is_replaced_and_its_readings_are_in_the_ledger(
+    ray, store, tmp_path, source, monkeypatch
+) -> None:
+    folder = tiny.save_classifier(tmp_path / "rm")
+    functions = config(source, "length").rewards
+    wanted = ScoreConfig(rewards=[{"model": str(folder), "name": "rm"}, *functions])
+    rollout = commit_rollout(store, TEXTS, 4)
+    monkeypatch.setattr(
+        scorers_module, "_REWARD_MODEL_WORKER", "dying_worker:DyingRewardModelWorker"
+    )
+    pool = make_scorers(wanted, ray, 1)
+    made = score(store, wanted, rollout, pool)
+    pool.drop()
+    attempts = {entry["unit"]: entry["attempt"] for entry in ledger(store, made)}
+    assert attempts == {f"shard-{n:05d}": 1 for n in range(3)} | {
+        f"shard-{n:05d}.rm": 1 + (n == 1) for n in range(3)
+    }
+    assert made.manifest.provenance["workers_lost"] == 1
+    assert made.manifest.provenance["made"] == 3
+    monkeypatch.undo()
+    assert made.manifest.digest == undisturbed(tmp_path, wanted, 4)
+
+
+@pytest.mark.real
 def test_workers_that_die_again_and_again_fail_the_stage_with_the_sample(
     ray, store, source
 ) -> None:
