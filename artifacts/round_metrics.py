@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from artifacts.manifests import Manifest
 
-_COUNTS = ("samples", "_tokens", "_groups")
+_COUNTS = ("samples", "_tokens", "_groups", "cost")
 
 
 def over_rounds(rounds: Sequence[Manifest]) -> dict[str, float | None]:

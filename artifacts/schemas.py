@@ -3,6 +3,8 @@
 Only nullable columns are ever added; a reader takes the columns it knows by name.
 """
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 ROWS_VERSION = 1
@@ -133,11 +135,28 @@ LEDGER = _schema(
 )
 
 
+_USED = "tokens that the judge's endpoint counted for the sample, else null"
 _COMPONENT = "one component, unweighted; of one given per token, the sum"
 
 
-def scores_schema(rewards: list[str]) -> pa.Schema:
-    """One row a sample; a column ``reward.<name>`` for each reward component."""
+_USAGE = ("input_tokens.", "output_tokens.")
+
+
+def usage_columns(judge: str) -> list[str]:
+    """What the answers of a judge took, in and out."""
+    return [f"{prefix}{judge}" for prefix in _USAGE]
+
+
+def is_usage(column: str) -> bool:
+    """Whether a column of scores is one of :func:`usage_columns`."""
+    return column.startswith(_USAGE)
+
+
+def scores_schema(rewards: list[str], judges: Sequence[str] = ()) -> pa.Schema:
+    """One row a sample; a column ``reward.<name>`` for each reward component.
+
+    Of those that are ``judges``, two more: tokens of requests and of answers.
+    """
     columns = [
         ("sample_id", pa.string(), "the sample"),
         ("group_id", pa.string(), "its group"),
@@ -147,5 +166,6 @@ def scores_schema(rewards: list[str]) -> pa.Schema:
         ("reference_logprobs", _FLOATS, "log-probs under the reference model, else null"),
         ("token_rewards", _DOUBLES, "per token, weighted, beside `reward` and not in it, or null"),
         ("values", _FLOATS, "the critic's value of the state before each token, else null"),
+        *[(name, pa.int64(), _USED) for judge in judges for name in usage_columns(judge)],
     ]
     return _schema("scores", columns)

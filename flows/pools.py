@@ -10,6 +10,7 @@ from flows.plan import Plan
 from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score.config import ScoreConfig
+from stages.score.judge_spec import JudgeSpec, with_rubric
 from stages.score.scorers import RewardModels, Scorers
 from stages.score.worker import ReferenceSpec, ScorerSpec
 from stages.update.trainer_spec import TrainerSpec
@@ -81,8 +82,9 @@ class Pools:
     def _scorers(self, score: ScoreConfig, reference: ReferenceSpec | None) -> Scorers:
         wanted = self._resources.score
         count = 1 if self._debug else wanted.workers
+        rewards = [with_rubric(s) if isinstance(s, JudgeSpec) else s for s in score.rewards]
         spec = ScorerSpec(
-            score.rewards, reference, self._config.model, count, self._debug, self._plan.functions
+            rewards, reference, self._config.model, count, self._debug, self._plan.functions
         )
         place = Placement(wanted.gpus, wanted.threads or _share(wanted.workers))
         return Scorers(self.cluster, spec, place, score.retries, self._reward_models)

@@ -1,14 +1,16 @@
-"""Whether reward models can read what this run writes: before anything heavy loads."""
+"""Whether reward models and judges can read what this run writes: before anything heavy loads."""
 
 from pathlib import Path
 
 from flows.config import Config, UserError
 from stages.score.checkpoint import position_limit, template_of
+from stages.score.config import judges
+from stages.score.judge_spec import api_key_of
 from stages.score.reward_model_spec import RewardModelSpec
 
 
 def check_rewards(config: Config, longest: int) -> None:
-    """Refuse a reward model that can't read the samples.
+    """Refuse a reward model that can't read the samples, and a judge whose key is not there.
 
     Args:
         longest: tokens of the longest sample, in the policy's tokens.
@@ -27,14 +29,21 @@ def check_rewards(config: Config, longest: int) -> None:
                 f"longest sample has {longest} of the same tokenizer: lower data.max_prompt_tokens "
                 "or rollout.max_new_tokens"
             )
+    for judge in judges(config.score.rewards):
+        api_key_of(judge)
 
 
 def reward_rows(config: Config) -> list[tuple[str, str, str]]:
-    """Rows of the plan about reward models."""
-    return [
+    """Rows of the plan about what is asked for rewards beside functions."""
+    models = [
         (f"reward {spec.column}", spec.model, _model_source(config, spec))
         for spec in reward_models(config)
     ]
+    asked = [
+        (f"reward {spec.column}", spec.model, f"a judge at {spec.judge}")
+        for spec in judges(config.score.rewards)
+    ]
+    return [*models, *asked]
 
 
 def reward_models(config: Config) -> list[RewardModelSpec]:

@@ -27,6 +27,7 @@ EMPTY_NAMES = {"utils", "util", "common", "base", "helpers", "types", "core", "m
 # Each heavy library, and the only files that import it. A new file here is a decision.
 DOORS = {
     "duckdb": {"flows/look.py"},
+    "httpx": {"stages/score/judge.py"},
     "jsonschema": {"stages/score/builtin/structure.py"},
     "math_verify": {"stages/score/builtin/math_answer.py"},
     "mlflow": {"flows/tracking.py"},

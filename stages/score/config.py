@@ -1,12 +1,14 @@
 """What a user says about rewards."""
 
 import difflib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator
 
 from stages.score.builtin import BUILTINS
 from stages.score.component_spec import ComponentSpec, with_stable_bytes
+from stages.score.judge_spec import JudgeSpec
 from stages.score.reward_model_spec import RewardModelSpec
 from stages.settings import Section, execution
 from stages.user_code import is_import_path
@@ -63,6 +65,7 @@ class RewardSpec(ComponentSpec):
 
 # How a reward's configuration says of which kind it is, in places of errors too.
 REWARD_KINDS: dict[str, type[ComponentSpec]] = {
+    "<judge>": JudgeSpec,
     "<model>": RewardModelSpec,
     "<fn>": RewardSpec,
 }
@@ -75,9 +78,16 @@ def _kind(value: Any) -> str:
 
 
 AnyReward = Annotated[
-    Annotated[RewardModelSpec, Tag("<model>")] | Annotated[RewardSpec, Tag("<fn>")],
+    Annotated[JudgeSpec, Tag("<judge>")]
+    | Annotated[RewardModelSpec, Tag("<model>")]
+    | Annotated[RewardSpec, Tag("<fn>")],
     Discriminator(_kind),
 ]
+
+
+def judges(rewards: Sequence[AnyReward]) -> list[JudgeSpec]:
+    """Those of ``rewards`` that a judge gives."""
+    return [spec for spec in rewards if isinstance(spec, JudgeSpec)]
 
 
 class ScoreConfig(Section):

@@ -53,8 +53,13 @@ def without_credentials(
 ) -> dict[str, str]:
     """``environment`` without what looks like a credential, but for the names in ``keep``."""
     kept = set(keep)
-    return {name: value for name, value in environment.items() if name in kept or not _is_one(name)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in kept or not looks_like_credential(name)
+    }
 
 
-def _is_one(name: str) -> bool:
+def looks_like_credential(name: str) -> bool:
+    """Whether a variable of this name is kept from rewards."""
     return any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in CREDENTIALS)

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from artifacts.schemas import usage_columns
 from stages.groups import count_with_spread, groups_with_spread
+from stages.score.judge_spec import JudgeSpec
 
 
 def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
@@ -28,6 +31,24 @@ def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
             metrics[f"reward/{short}"] = found.pop("mean")
             metrics |= {f"reward/{short}_{each}": value for each, value in found.items()}
             metrics[f"reward/{short}_null_share"] = float(np.isnan(values).mean())
+    return metrics
+
+
+def judge_metrics(scores: pa.Table, judges: Sequence[JudgeSpec]) -> dict[str, float | None]:
+    """Tokens that each judge's requests and answers took, and their cost where prices are known.
+
+    What its endpoint counted for no sample is None.
+    """
+    metrics: dict[str, float | None] = {}
+    for spec in judges:
+        tokens = [pc.sum(scores[name]).as_py() for name in usage_columns(spec.column)]
+        place = f"score/{spec.column}"
+        metrics |= {f"{place}/input_tokens": tokens[0], f"{place}/output_tokens": tokens[1]}
+        price = spec.price_per_million_tokens
+        if price is not None and None not in tokens:
+            metrics[f"{place}/cost"] = (
+                tokens[0] * price.input + tokens[1] * price.output
+            ) / 1_000_000
     return metrics
 
 

@@ -34,11 +34,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``value`` of a sample, where per token the sum of ``tokens``; all None: it abstained."""
+    """``value`` of a sample, where per token the sum of ``tokens``; all None: it abstained.
+
+    ``usage`` is what a judge's answers took, failed ones too: tokens in and out.
+    """
 
     value: float | None = None
     tokens: tuple[float, ...] | None = None
     failure: Failure | None = None
+    usage: tuple[int, int] | None = None
 
 
 def failed(error: BaseException) -> Outcome:

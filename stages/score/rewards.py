@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.keys import source_digest
+from artifacts.keys import key_of, source_digest
 from stages.score.builtin import BUILTINS
 from stages.score.checkpoint import check_checkpoint, checkpoint_digest
 from stages.score.config import AnyReward, RewardSpec
+from stages.score.judge_spec import JudgeSpec, rubric_of
 from stages.score.reward_model_spec import RewardModelSpec
 from stages.user_code import load_function
 
@@ -70,7 +71,7 @@ def load_reward(spec: RewardSpec) -> Reward:
 def reward_digests(specs: Sequence[AnyReward]) -> dict[str, str]:
     """Column name to digest of what lies outside the configuration: how that enters a key.
 
-    Of a function its source, of a reward model its folder's files.
+    Of a function its source, of a reward model its folder's files, of a judge its rubric.
 
     Raises:
         ValueError, TypeError: a reward can't work as its configuration says.
@@ -79,6 +80,8 @@ def reward_digests(specs: Sequence[AnyReward]) -> dict[str, str]:
 
 
 def _digest(spec: AnyReward) -> str:
+    if isinstance(spec, JudgeSpec):
+        return key_of({"rubric": rubric_of(spec)})
     if isinstance(spec, RewardModelSpec):
         check_checkpoint(spec)
         return checkpoint_digest(spec)

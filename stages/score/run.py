@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.manifests import Ref, Shard
+from artifacts.schemas import usage_columns
 from artifacts.shards import find_shards, read_shard, read_shards
 from artifacts.store import Store
 from stages.contract import Committed, Product, Progress, StageError, Work, find, find_or_make
 from stages.ledger import write_ledger
 from stages.score import preference
-from stages.score.config import ScoreConfig
-from stages.score.metrics import reward_metrics, spread_counts, with_totals
+from stages.score.config import ScoreConfig, judges
+from stages.score.metrics import judge_metrics, reward_metrics, spread_counts, with_totals
 from stages.score.order import ShardOrder
 from stages.score.scorers import Scorers, Values
 
@@ -168,7 +169,8 @@ def _make(
         "workers_lost": sum(entry["attempt"] - 1 for entry in entries),
     }
     outcome = {"groups_with_spread": spread_counts(table)}
-    return Product(whole, outcome, reward_metrics(table), provenance)
+    metrics = {**reward_metrics(table), **judge_metrics(table, judges(config.rewards))}
+    return Product(whole, outcome, metrics, provenance)
 
 
 def _all_of(orders: Sequence[ShardOrder], shards: Mapping[int, Shard]) -> list[Shard]:
@@ -185,7 +187,8 @@ def _per_sample(config: ScoreConfig) -> list[str]:
     """The columns with a value a sample: others are summed up shard by shard."""
     names = [spec.column for spec in config.rewards] or [preference.COLUMN]
     components = [f"reward.{name}" for name in names]
-    return ["sample_id", "group_id", "reward", "error", "token_rewards", *components]
+    usages = [name for spec in judges(config.rewards) for name in usage_columns(spec.column)]
+    return ["sample_id", "group_id", "reward", "error", "token_rewards", *components, *usages]
 
 
 def _num_errors(store: Store, folder: str, shard: Shard) -> int:

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.manifests import Shard
-from artifacts.schemas import scores_schema
+from artifacts.schemas import is_usage, scores_schema, usage_columns
 from artifacts.shards import read_shard, write_shard
 from artifacts.store import Store
 from stages.score.components import Scored, combine
-from stages.score.config import AnyReward, RewardSpec
+from stages.score.config import AnyReward, RewardSpec, judges
+from stages.score.judge_spec import JudgeSpec
 from stages.score.order import Finished, InHand, ShardOrder, places_to_score, read_earlier
 from stages.score.outcomes import Outcome
 from stages.score.preference import COLUMN, preferred
@@ -31,7 +32,15 @@ from stages.score.tokens import token_texts
 log = logging.getLogger("ratchet")
 
 _SAMPLE_COLUMNS = ("sample_id", "group_id", "sample_index")
-_TEXT_COLUMNS = ("prompt_text", "text", "ground_truth", "finish_reason", "source", "extra")
+_TEXT_COLUMNS = (
+    "prompt_text",
+    "messages",
+    "text",
+    "ground_truth",
+    "finish_reason",
+    "source",
+    "extra",
+)
 # Long, and worth their making where somebody reads them only.
 _TOKEN_COLUMNS = ("prompt_ids", "response_ids")
 _READ_COLUMNS = (*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *_TOKEN_COLUMNS)
@@ -132,7 +141,11 @@ class ScoreWorker:
             "reference_logprobs": self._reference_logprobs(rows),
             "values": [None] * len(rows) if order.values is None else list(order.values),
         }
-        return pa.Table.from_pydict(columns, schema=scores_schema(names))
+        for number, spec in enumerate(self._spec.rewards):
+            if isinstance(spec, JudgeSpec):
+                columns |= _usage_columns(spec.column, [found[number] for found in outcomes])
+        schema = scores_schema(names, [spec.column for spec in judges(self._spec.rewards)])
+        return pa.Table.from_pydict(columns, schema=schema)
 
     def _scored(
         self,
@@ -152,8 +165,10 @@ class ScoreWorker:
         needs_ids = self._needs_tokens or self._reference is not None
         names = [*_SAMPLE_COLUMNS, *_TEXT_COLUMNS, *(_TOKEN_COLUMNS if needs_ids else [])]
         lengths = pc.list_value_length(rollouts["response_ids"])
+        # Rollouts of plain text may have no column of messages.
+        known = [name for name in names if name in rollouts.column_names]
         rows: list[dict[str, Any]] = (
-            rollouts.select(names).append_column("num_tokens", lengths).to_pylist()
+            rollouts.select(known).append_column("num_tokens", lengths).to_pylist()
         )
         return rows
 
@@ -168,11 +183,13 @@ class ScoreWorker:
                 for place, rated in enumerate(order.rated[spec.column]):
                     outcomes[place].append(rated)
                 continue
-            reward = self._rewards[spec.column]
+            reward, given = self._rewards[spec.column], rows
+            if isinstance(spec, RewardSpec):
+                given = arguments
             for part in _parts(len(rows), order.attempt, spec):
                 if order.attempt > 1 and part:
                     yield InHand(order.index, _described(rows, part, spec))
-                found = dict(reward.score([arguments[place] for place in part]))
+                found = dict(reward.score([given[place] for place in part]))
                 for number, place in enumerate(part):
                     outcome = found[number]
                     assert outcome is not None
@@ -204,15 +221,33 @@ class ScoreWorker:
 
 
 def merge_scores(earlier: pa.Table, again: pa.Table, places: Sequence[int]) -> pa.Table:
-    """``earlier`` with the rows at ``places`` replaced by those of ``again``, in order; but for
-    values, which no reward changes."""
+    """``earlier`` with the rows at ``places`` replaced by those of ``again``, in order.
+
+    But for values, which no reward changes, and the tokens of judges, which add up.
+    """
     rows = earlier.to_pylist()
     for place, row in zip(places, again.to_pylist(), strict=True):
-        rows[place] = {**row, "values": rows[place].get("values")}
+        before = rows[place]
+        tokens = {name: _sum(before[name], row[name]) for name in row if is_usage(name)}
+        rows[place] = {**row, "values": before.get("values"), **tokens}
     return pa.Table.from_pylist(rows, schema=again.schema)
 
 
-def _scoring(reward: RewardSpec, spec: ScorerSpec) -> Scoring:
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one + (other or 0)
+
+
+def _usage_columns(judge: str, outcomes: Sequence[Outcome]) -> dict[str, list[int | None]]:
+    usages = [outcome.usage or (None, None) for outcome in outcomes]
+    names = usage_columns(judge)
+    return {name: [usage[n] for usage in usages] for n, name in enumerate(names)}
+
+
+def _scoring(reward: RewardSpec | JudgeSpec, spec: ScorerSpec) -> Scoring:
+    if isinstance(reward, JudgeSpec):
+        from stages.score.judge import Judge
+
+        return Judge(reward, spec.workers)
     if spec.is_local:
         return RewardHere(reward)
     if reward.calls_per_second is not None:

@@ -23,6 +23,7 @@ from stages.groups import NULL_POLICIES
 from stages.models import model_digest, tokenizer_digest
 from stages.rollout.config import DataConfig
 from stages.rollout.rows import data_digest
+from stages.score.judge_spec import JudgeSpec
 from stages.score.reward_model_spec import RewardModelSpec
 from stages.settings import Section, is_execution
 from stages.update.run import function_digests
@@ -75,10 +76,21 @@ EXECUTION = {
     "tracking.uri",
 }
 
-# The same of a reward model.
+# The same of rewards that are asked for: a reward model, a judge.
 EXECUTION_OF_A_MODEL = {
     "max_tokens_per_batch",
     "model",  # its files enter keys by their digest
+}
+EXECUTION_OF_A_JUDGE = {
+    "api_key_env",
+    "attempts",
+    "concurrency",
+    "judge",  # where the model answers; which one it is, is its name
+    "price_per_million_tokens.input",
+    "price_per_million_tokens.output",
+    "prompt",  # its text enters keys by its digest
+    "requests_per_minute",
+    "timeout_seconds",
 }
 
 CONFIG = make_config(
@@ -262,13 +274,31 @@ def test_stage_keys_are_blind_to_an_execution_field(
     assert changed_keys(path) == []
 
 
-def test_identity_of_a_reward_model_changes_with_all_but_its_execution() -> None:
-    spec = RewardModelSpec(model="models/tiny")
+ASKED = {
+    "model": RewardModelSpec(model="models/tiny"),
+    "judge": JudgeSpec(
+        judge="http://host/v1",
+        model="arbiter",
+        prompt="rubric.txt",
+        pattern="(.)",
+        scale=(0, 9),
+        price_per_million_tokens={"input": 1, "output": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared"), [("model", EXECUTION_OF_A_MODEL), ("judge", EXECUTION_OF_A_JUDGE)]
+)
+def test_identity_of_a_reward_that_is_asked_for_changes_with_all_but_its_execution(
+    kind: str, declared: set[str]
+) -> None:
+    spec = ASKED[kind]
     found = set()
     for path, _ in walk(spec):
         changed = with_change(spec, path)
         assert changed != spec
         if key_of(changed.identity()) == key_of(spec.identity()):
             found.add(path)
-    assert found == EXECUTION_OF_A_MODEL
-    assert spec.identity()["kind"] == "model"
+    assert found == declared
+    assert spec.identity()["kind"] == kind
