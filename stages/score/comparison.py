@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stages.score.metrics import with_totals
+from stages.totals import known_mean, total_rewards
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,18 @@ def compare(iteration: int, old: pa.Table, new: pa.Table, verdict: float) -> Com
     """
     if old["sample_id"] != new["sample_id"]:
         raise ValueError("the two tables don't hold the same samples in the same order")
-    olds, news = (with_totals(table)["total"].to_numpy() for table in (old, new))
+    olds, news = total_rewards(old), total_rewards(new)
     known = ~np.isnan(olds) & ~np.isnan(news)
     return Comparison(
         iteration=iteration,
         samples=len(olds),
-        old_mean=_mean(olds),
-        new_mean=_mean(news),
+        old_mean=known_mean(olds),
+        new_mean=known_mean(news),
         correlation=_correlation(olds[known], news[known]),
         flipped=int(((olds >= verdict) != (news >= verdict))[known].sum()),
         old_null=int(np.isnan(olds).sum()),
         new_null=int(np.isnan(news).sum()),
     )
-
-
-def _mean(values: np.ndarray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def _correlation(old: np.ndarray, new: np.ndarray) -> float | None:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from artifacts.schemas import usage_columns
 from stages.groups import count_with_spread, groups_with_spread
 from stages.score.judge_spec import JudgeSpec
+from stages.totals import float_column, total_rewards
 
 
 def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
@@ -17,7 +18,7 @@ def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
     ``reward/mean`` and the like speak of the whole reward, what is given per token included;
     ``reward/<name>`` is a component's mean, unweighted.
     """
-    rewards = _floats(scores["total"])
+    rewards = float_column(scores["total"])
     metrics: dict[str, float | None] = {
         **{f"reward/{name}": value for name, value in statistics(rewards).items()},
         "score/null_share": float(np.isnan(rewards).mean()),
@@ -26,7 +27,7 @@ def reward_metrics(scores: pa.Table) -> dict[str, float | None]:
     }
     for name in scores.column_names:
         if name.startswith("reward."):
-            values, short = _floats(scores[name]), name.removeprefix("reward.")
+            values, short = float_column(scores[name]), name.removeprefix("reward.")
             found = statistics(values)
             metrics[f"reward/{short}"] = found.pop("mean")
             metrics |= {f"reward/{short}_{each}": value for each, value in found.items()}
@@ -54,9 +55,8 @@ def judge_metrics(scores: pa.Table, judges: Sequence[JudgeSpec]) -> dict[str, fl
 
 def with_totals(scores: pa.Table) -> pa.Table:
     """``scores`` with a sample's whole reward as ``total``, in the place of its tokens' rewards."""
-    sums = [0.0 if value is None else sum(value) for value in scores["token_rewards"].to_pylist()]
-    totals = _floats(scores["reward"]) + np.array(sums, np.float64)
-    return scores.drop_columns("token_rewards").append_column("total", pa.array(totals))
+    totals = pa.array(total_rewards(scores))
+    return scores.drop_columns("token_rewards").append_column("total", totals)
 
 
 def statistics(values: np.ndarray) -> dict[str, float | None]:
@@ -75,8 +75,4 @@ def zero_spread_share(groups: Sequence[str], rewards: np.ndarray) -> float:
 def spread_counts(scores: pa.Table) -> dict[str, int]:
     """How many groups have whole rewards that differ, under each policy for nulls, in a table
     :func:`with_totals`: what tells whether the iteration draws another round."""
-    return count_with_spread(scores["group_id"].to_pylist(), _floats(scores["total"]))
-
-
-def _floats(column: pa.ChunkedArray) -> np.ndarray:
-    return column.to_numpy().astype(np.float64)
+    return count_with_spread(scores["group_id"].to_pylist(), float_column(scores["total"]))
