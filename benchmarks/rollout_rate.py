@@ -37,12 +37,13 @@ class BareEngine:
     """vLLM and nothing of ours around it."""
 
     def __init__(self, model: str, config: RolloutConfig, context: int) -> None:
+        self._config = config
         self._engine = VllmEngine(model, config, context)
 
     def generate(self, requests: list[tuple[list[int], int]]) -> tuple[float, int]:
         """Seconds inside ``LLM.generate``, and tokens."""
         prompts = [{"prompt_token_ids": ids} for ids, _ in requests]
-        params = [self._engine._params(seed) for _, seed in requests]
+        params = [self._engine._params(seed, self._config) for _, seed in requests]
         start = time.perf_counter()
         outputs = self._engine._llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start

@@ -63,7 +63,9 @@ class PlainEngine:
     def load(self, weights: Mapping[str, Any]) -> None:
         self._bias = float(sum(array.sum() for _, array in weights.values()))
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
+    def sample(
+        self, requests: Sequence[Request], sampling: RolloutConfig | None = None
+    ) -> Iterator[tuple[int, Sampled]]:
         for index, request in enumerate(requests):
             draw = random.Random(f"{request.seed} {self._bias!r}")
             ids = [draw.randrange(10) for _ in range(draw.randrange(1, self._most + 1))]

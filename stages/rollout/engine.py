@@ -43,8 +43,15 @@ class Engine(Protocol):
     def forget(self) -> None:
         """Keep nothing of earlier prompts: a cached prefix is computed in another batch."""
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
-        """Draw all ``requests``; yields (index, sample) as each ends."""
+    def sample(
+        self, requests: Sequence[Request], sampling: RolloutConfig | None = None
+    ) -> Iterator[tuple[int, Sampled]]:
+        """Draw all ``requests``; yields (index, sample) as each ends.
+
+        Args:
+            sampling: how, where that is not as the engine was made: its temperature, cuts, stops
+                and longest response count, and nothing else.
+        """
 
 
 def make_engine(model: str, config: RolloutConfig, context: int) -> Engine:

@@ -1,6 +1,7 @@
 """The driver's side of the rollout workers: start them, give them weights, share out shards."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from artifacts.store import Store
 from stages.rollout.config import RolloutConfig
@@ -50,13 +51,22 @@ class Engines:
         return float(seconds)
 
     def generate(
-        self, store: Store, folder: str, policy: PolicyName, orders: Sequence[ShardOrder]
+        self,
+        store: Store,
+        folder: str,
+        policy: PolicyName,
+        orders: Sequence[ShardOrder],
+        sampling: RolloutConfig | None = None,
     ) -> Iterator[Sample | Finished]:
-        """Sample ``orders`` on all engines; yields progress as it comes."""
+        """Sample ``orders`` on all engines; yields progress as it comes.
+
+        ``sampling``: how, where that is not as the engines were made.
+        """
         self.start()
+        shares = [orders[n :: len(self._actors)] for n in range(len(self._actors))]
         streams = [
-            actor.stream("generate", store, folder, policy, orders[n :: len(self._actors)])
-            for n, actor in enumerate(self._actors)
+            actor.stream("generate", store, folder, policy, share, sampling)
+            for actor, share in zip(self._actors, shares, strict=True)
         ]
         with dropping_the_dead(self):
             yield from self._cluster.merge(streams)
@@ -66,3 +76,17 @@ class Engines:
         for actor in self._actors:
             actor.kill()
         self._actors, self._held = [], None
+
+
+@dataclass(frozen=True)
+class SamplingOtherwise:
+    """Engines, asked to sample in another way than the training does."""
+
+    engines: Engines
+    sampling: RolloutConfig
+
+    def generate(
+        self, store: Store, folder: str, policy: PolicyName, orders: Sequence[ShardOrder]
+    ) -> Iterator[Sample | Finished]:
+        """See :meth:`Engines.generate`."""
+        return self.engines.generate(store, folder, policy, orders, self.sampling)

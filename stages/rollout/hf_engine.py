@@ -30,8 +30,7 @@ class HfEngine:
         )
         self._model = loaded.to(self._device).eval()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self._ends = _end_tokens(model, self._tokenizer) | set(config.stop_token_ids)
-        self._cuts = _cuts(config)
+        self._ends = _end_tokens(model, self._tokenizer)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any]) -> None:
@@ -45,39 +44,43 @@ class HfEngine:
     def forget(self) -> None:
         """There is nothing to forget: every sample begins anew."""
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
+    def sample(
+        self, requests: Sequence[Request], sampling: RolloutConfig | None = None
+    ) -> Iterator[tuple[int, Sampled]]:
         for index, request in enumerate(requests):
-            yield index, self._draw(request)
+            yield index, self._draw(request, sampling or self._config)
 
     @torch.no_grad()
-    def _draw(self, request: Request) -> Sampled:
+    def _draw(self, request: Request, config: RolloutConfig) -> Sampled:
+        ends, cutting = self._ends | set(config.stop_token_ids), _cuts(config)
         generator = torch.Generator(self._device).manual_seed(request.seed)
         ids: list[int] = []
         logprobs: list[float] = []
         text, cache = "", None
         new = list(request.prompt_ids)
-        while len(ids) < self._config.max_new_tokens:
+        while len(ids) < config.max_new_tokens:
             step = torch.tensor([new], device=self._device)
             output = self._model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
-            logprobs_V = self._processed(output.logits[0, -1:])
+            logprobs_V = _processed(output.logits[0, -1:], cutting)
             token = int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
             ids.append(token)
             logprobs.append(float(logprobs_V[token]))
             text = self._tokenizer.decode(ids, skip_special_tokens=True)
-            if token in self._ends:
+            if token in ends:
                 return Sampled(ids, np.array(logprobs, np.float32), "stop", text)
-            if found := [text.index(stop) for stop in self._config.stop if stop in text]:
+            if found := [text.index(stop) for stop in config.stop if stop in text]:
                 return Sampled(ids, np.array(logprobs, np.float32), "stop", text[: min(found)])
             new = [token]
         return Sampled(ids, np.array(logprobs, np.float32), "length", text)
 
-    def _processed(self, logits_1V: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities (V,) of the distribution that is sampled from; float32."""
-        scores_1V = logits_1V.float()
-        for cut in self._cuts:
-            scores_1V = cut(None, scores_1V)
-        return scores_1V[0].log_softmax(-1)
+
+def _processed(logits_1V: torch.Tensor, cutting: Sequence[Any]) -> torch.Tensor:
+    """Log-probabilities (V,) of the distribution that is sampled from; float32."""
+    scores_1V = logits_1V.float()
+    for cut in cutting:
+        scores_1V = cut(None, scores_1V)
+    return scores_1V[0].log_softmax(-1)
 
 
 def _cuts(config: RolloutConfig) -> list[Any]:

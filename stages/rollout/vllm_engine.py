@@ -38,9 +38,6 @@ class VllmEngine:
         if not self._on_gpu:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._config = config
-        # Token by token, text costs a GPU engine more than sampling does (46 against 25 thousand
-        # tokens a second); only stop strings have to be looked for as it grows.
-        self._text_comes_last = self._on_gpu and not config.stop
         # Kernels follow from this number too: where they must not vary, it is the shard's own.
         shard = config.prompts_per_shard * config.samples_per_prompt
         self._in_flight = shard if config.deterministic else config.max_sequences
@@ -84,20 +81,27 @@ class VllmEngine:
     def forget(self) -> None:
         self._llm.reset_prefix_cache()
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[tuple[int, Sampled]]:
-        engine = self._llm.llm_engine
+    def sample(
+        self, requests: Sequence[Request], sampling: RolloutConfig | None = None
+    ) -> Iterator[tuple[int, Sampled]]:
+        engine, config = self._llm.llm_engine, sampling or self._config
         for index, request in enumerate(requests):
             prompt = {"prompt_token_ids": list(request.prompt_ids)}
-            engine.add_request(str(index), prompt, self._params(request.seed))
+            engine.add_request(str(index), prompt, self._params(request.seed, config))
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
                     index, (sample,) = int(output.request_id), output.outputs
-                    if self._text_comes_last:
-                        sample.text = self._text(requests[index], sample)
+                    if self._text_comes_last(config):
+                        sample.text = self._text(requests[index], sample, config)
                     yield index, _sampled(sample)
 
-    def _text(self, request: Request, sample: Any) -> str:
+    def _text_comes_last(self, config: RolloutConfig) -> bool:
+        # Token by token, text costs a GPU engine more than sampling does (46 against 25 thousand
+        # tokens a second); only stop strings have to be looked for as it grows.
+        return self._on_gpu and not config.stop
+
+    def _text(self, request: Request, sample: Any, config: RolloutConfig) -> str:
         """The text that vLLM itself would have made on the way."""
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
@@ -105,17 +109,16 @@ class VllmEngine:
             request_id="",
             prompt_token_ids=list(request.prompt_ids),
             prompt_embeds=None,
-            sampling_params=self._params(request.seed),
+            sampling_params=self._params(request.seed, config),
         )
         text = IncrementalDetokenizer.from_new_request(self._llm.get_tokenizer(), asked)
         text.update(list(sample.token_ids), sample.finish_reason == "stop")
         return str(text.get_next_output_text(finished=True, delta=False))
 
-    def _params(self, seed: int) -> Any:
+    def _params(self, seed: int, config: RolloutConfig) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        config = self._config
         return SamplingParams(
             n=1,
             seed=seed,
@@ -126,7 +129,7 @@ class VllmEngine:
             min_p=config.min_p,
             stop=list(config.stop) or None,
             stop_token_ids=list(config.stop_token_ids) or None,
-            detokenize=not self._text_comes_last,
+            detokenize=not self._text_comes_last(config),
             logprobs=0,  # the sampled token's own
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -71,26 +71,41 @@ class RolloutWorker:
         return time.time() - start
 
     def generate(
-        self, store: Store, folder: str, policy: PolicyName, orders: Sequence[ShardOrder]
+        self,
+        store: Store,
+        folder: str,
+        policy: PolicyName,
+        orders: Sequence[ShardOrder],
+        sampling: RolloutConfig | None = None,
     ) -> Iterator[Sample | Finished]:
-        """Sample ``orders`` together, and write each shard as soon as its last sample ends."""
+        """Sample ``orders`` together, and write each shard as soon as its last sample ends.
+
+        ``sampling`` is for what is no part of the training: see :meth:`Engine.sample`.
+        """
         if policy != self._held:
             raise RuntimeError(f"asked to sample with {policy}, and the engine holds {self._held}")
         # Most kernels add up in an order that depends on the batch: a shard that is to be the same
         # whatever else there is to make is a batch of its own.
         batches = [[order] for order in orders] if self._is_deterministic else [orders]
         for batch in batches:
-            yield from self._generate(store, folder, batch)
+            yield from self._generate(store, folder, batch, sampling)
+        if sampling is not None:  # the training's samples are not to see that it was here
+            self._engine.forget()
 
     def _generate(
-        self, store: Store, folder: str, orders: Sequence[ShardOrder]
+        self,
+        store: Store,
+        folder: str,
+        orders: Sequence[ShardOrder],
+        sampling: RolloutConfig | None,
     ) -> Iterator[Sample | Finished]:
         start = time.time()
         if self._is_deterministic:
             self._engine.forget()
         places = [(order, k) for order in orders for k in range(len(order.samples))]
         done: dict[int, dict[int, Sampled]] = {order.index: {} for order in orders}
-        for place, sampled in self._engine.sample([_request(o.samples[k]) for o, k in places]):
+        requests = [_request(order.samples[k]) for order, k in places]
+        for place, sampled in self._engine.sample(requests, sampling):
             order, k = places[place]
             done[order.index][k] = sampled
             yield Sample(len(sampled.response_ids))
