@@ -16,6 +16,9 @@ rewards or training, and imports the standard library, pyarrow and fsspec alone.
           retired.json                          where gc removed the shards: which, when, why
         score/<key>/ …
         update/<key>/ …
+      evaluation-000012/                        policy 12 on held-out data; in no training key
+        rollout/<key>/  score/<key>/            for each data source and way of sampling
+        evaluation/<key>/                       what these come to, prompt by prompt
       policy/000012/<key>/                      weights and trainer state of a snapshot
       pins/<name>.json                          what others count on, and gc leaves
 

@@ -67,6 +67,8 @@ class BranchStore(Store):
         if top.startswith("iteration-"):
             last = self.rollouts if first in ("", "rollout") else self.iteration
             return _is_up_to(top.removeprefix("iteration-"), last)
+        if top.startswith("evaluation-"):
+            return _is_up_to(top.removeprefix("evaluation-"), self.iteration)
         if top == "policy":
             return not first or _is_up_to(first, self.iteration)
         return top == "prompts"

@@ -45,7 +45,7 @@ class Manifest:
     """What a stage committed. See the module's docstring for the two parts.
 
     Attributes:
-        kind: what the shards hold: prompts, rollouts, scores, update, policy.
+        kind: what the shards hold: prompts, rollouts, scores, update, policy, evaluation.
         stage, stage_version, key: whose work this is, and the digest of what determined it.
         identity: the resolved config fields that change numbers.
         functions: user functions by import path, each with its source digest.

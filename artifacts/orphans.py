@@ -50,7 +50,7 @@ def _stage_folders(files: Mapping[str, int]) -> dict[str, list[str]]:
     for path in files:
         folder, _, name = path.rpartition("/")
         top, *below = folder.split("/")
-        is_iteration = top.startswith("iteration-") or top == "policy"
+        is_iteration = top.startswith(("iteration-", "evaluation-")) or top == "policy"
         if (is_iteration and len(below) == 2) or (top == "prompts" and len(below) == 1):
             found[folder].append(name)
     return found
@@ -77,7 +77,10 @@ def _why_abandoned(catalog: Catalog, folder: str) -> str | None:
     if top == "policy":
         # A snapshot is written from its beginning, whatever lies there.
         return "an attempt at a snapshot" if int(number) < catalog.newest else None
-    if top == "prompts" or int(top.removeprefix("iteration-")) > catalog.newest:
+    # Of evaluations, several stand side by side, and any may be gone on with.
+    if top == "prompts" or top.startswith("evaluation-"):
+        return None
+    if int(top.removeprefix("iteration-")) > catalog.newest:
         return None
     is_superseded = any(other.rpartition("/")[0] == parent for other in catalog.manifests)
     return "an attempt beside what was committed" if is_superseded else None

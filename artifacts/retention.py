@@ -2,7 +2,8 @@
 
 A policy is within reach by its snapshot, or by replay: the rollouts and scores of every update
 since the newest snapshot before it, or since the base model. Of a kept policy, its own iteration's
-samples stay too, for whoever asks what it was trained on.
+samples stay too, for whoever asks what it was trained on. Evaluations stay always: they say what a
+policy was after it is gone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -64,7 +65,7 @@ def read_catalog(store: Store, listed: Iterable[str]) -> Catalog:
 def is_commit(path: str) -> bool:
     """Whether ``path`` is where a stage's manifest lies."""
     top, *below = path.split("/")
-    is_stage = top in ("prompts", "policy") or top.startswith("iteration-")
+    is_stage = top in ("prompts", "policy") or top.startswith(("iteration-", "evaluation-"))
     return is_stage and below[-1:] == [FILE_NAME]
 
 
@@ -125,7 +126,8 @@ def rebuildable(catalog: Catalog) -> list[int]:
 def needed(catalog: Catalog, kept: Iterable[int], pins: Iterable[Pin] = ()) -> set[str]:
     """Folders whose files have to stay for the policies ``kept``, the newest, and the ``pins``.
 
-    The unfinished iteration and the prompts stay always, and so does whatever is of no known kind.
+    The unfinished iteration, the prompts and evaluations stay always, and so does whatever is of no
+    known kind.
     """
     pins = list(pins)
     versions = {catalog.newest, *kept, *(version for pin in pins for version in pin.policies)}
@@ -140,7 +142,8 @@ def _stays_always(catalog: Catalog, folder: str, iterations: set[int]) -> bool:
     top, number, *_ = folder.split("/")
     if top == "policy":
         return int(number) > catalog.newest
-    if catalog.manifests[folder].kind not in ("rollouts", "scores", "update"):
+    is_evaluation = top.startswith("evaluation-")
+    if is_evaluation or catalog.manifests[folder].kind not in ("rollouts", "scores", "update"):
         return True
     iteration = int(top.removeprefix("iteration-"))
     return iteration > catalog.newest or iteration in iterations

@@ -11,6 +11,7 @@ from artifacts.store import Store
 
 RECORD = "run.json"
 _ITERATION = re.compile(r"iteration-(\d{6,})")
+_EVALUATION = re.compile(r"evaluation-(\d{6,})")
 
 
 def run_url(store_url: str, name: str) -> str:
@@ -26,6 +27,23 @@ def iteration_folder(iteration: int) -> str:
 def stage_folder(stage: str, key: str, iteration: int) -> str:
     """Folder of a stage's output in an iteration."""
     return f"{iteration_folder(iteration)}/{stage}/{key[:16]}"
+
+
+def evaluation_folder(version: int) -> str:
+    """Folder of all that policy ``version``'s evaluations make."""
+    return f"evaluation-{version:06d}"
+
+
+def evaluated(store: Store) -> list[int]:
+    """Versions of the policies whose evaluation left anything, in order."""
+    return sorted(
+        int(match[1]) for name in store.names("") if (match := _EVALUATION.fullmatch(name))
+    )
+
+
+def evaluations_of(store: Store, version: int) -> list[tuple[str, Manifest]]:
+    """Folder and manifest of every evaluation of policy ``version`` that is committed."""
+    return _committed_in(store, f"{evaluation_folder(version)}/evaluation")
 
 
 def prompts_folder(key: str) -> str:
@@ -74,18 +92,22 @@ def iterations(store: Store) -> list[int]:
 
 def has_commit(store: Store, iteration: int, stage: str) -> bool:
     """Whether ``stage`` has committed anything in ``iteration``."""
-    return any(is_committed(store, folder) for folder in _folders(store, iteration, stage))
+    parent = f"{iteration_folder(iteration)}/{stage}"
+    return any(is_committed(store, folder) for folder in _folders_in(store, parent))
 
 
 def committed(store: Store, iteration: int, stage: str) -> list[tuple[str, Manifest]]:
     """Folder and manifest of every commit of ``stage`` in ``iteration``."""
+    return _committed_in(store, f"{iteration_folder(iteration)}/{stage}")
+
+
+def _committed_in(store: Store, parent: str) -> list[tuple[str, Manifest]]:
     found = []
-    for folder in _folders(store, iteration, stage):
+    for folder in _folders_in(store, parent):
         with contextlib.suppress(NotCommittedError):
             found.append((folder, read_manifest(store, folder)))
     return found
 
 
-def _folders(store: Store, iteration: int, stage: str) -> list[str]:
-    parent = f"{iteration_folder(iteration)}/{stage}"
+def _folders_in(store: Store, parent: str) -> list[str]:
     return [f"{parent}/{name}" for name in store.names(parent)]

@@ -120,6 +120,20 @@ TENSORS = _schema(
     ],
 )
 
+EVALUATION = _schema(
+    "evaluation",
+    [
+        ("source", pa.string(), "name of the data source"),
+        ("mode", pa.string(), "how it was answered: sampled or greedy"),
+        ("group_id", pa.string(), "the prompt's samples"),
+        ("prompt_id", pa.string(), "digest of the data row"),
+        ("samples", pa.int64(), "how many there are"),
+        ("known", pa.int64(), "those that have a reward"),
+        ("right", pa.int64(), "those whose whole reward reaches the verdict's threshold"),
+        ("reward", pa.float64(), "mean of the whole rewards that are known; null: none is"),
+    ],
+)
+
 LEDGER = _schema(
     "ledger",
     [

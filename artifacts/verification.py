@@ -59,7 +59,7 @@ def committed_folders(store: Store) -> Iterator[str]:
     for top in store.names(""):
         if top == "prompts":
             parents = [top]
-        elif top == "policy" or top.startswith("iteration-"):
+        elif top == "policy" or top.startswith(("iteration-", "evaluation-")):
             parents = [f"{top}/{name}" for name in store.names(top)]
         else:
             continue

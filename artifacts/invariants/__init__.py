@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from artifacts.invariants import policy, prompts, rollouts, scores, update
+from artifacts.invariants import evaluation, policy, prompts, rollouts, scores, update
 from artifacts.manifests import Manifest
 from artifacts.store import Store
 
 Problems = Callable[[Store, str, Manifest, Sequence[pa.Table | None]], Iterator[str]]
 
 PROBLEMS: dict[str, Problems] = {
+    "evaluation": evaluation.problems,
     "policy": policy.problems,
     "prompts": prompts.problems,
     "rollouts": rollouts.problems,
