@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.secrets import redacted
+from flows.evaluation_config import EvaluateConfig
 from stages.rollout.config import PAIR, DataConfig, RolloutConfig
 from stages.score.config import REWARD_KINDS, ScoreConfig
 from stages.settings import CREDENTIALS, Section, execution
@@ -122,6 +123,9 @@ class Config(Section):
     tracking: TrackingConfig = execution(TrackingConfig())
     retries: RetryConfig = execution(RetryConfig())
     lease: LeaseConfig = execution(LeaseConfig())
+    evaluate: EvaluateConfig | None = execution(
+        None, description="on held-out data; its own keys hold it, and none of training"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -33,6 +33,7 @@ class Iteration:
 
     rounds: list[Round] = field(default_factory=list)
     update: Committed | None = None
+    evaluation: Committed | None = None  # of the policy that it made, apart from training
 
     def outputs(self) -> dict[str, Committed]:
         """All of it by stage and round: rollout, score, rollout.2, score.2, …, update."""

@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.keys import canonical, key_of
 from flows.config import Config, UserError
 from flows.critic_checks import check_critic, critic_digest
+from flows.evaluation_checks import check_evaluation, evaluation_rows
 from flows.iteration import next_groups
 from flows.loss_checks import check_loss
 from flows.memory_rows import memory_rows
@@ -121,6 +122,7 @@ class Plan:
             *memory_rows(config, self.max_prompt_tokens + config.rollout.max_new_tokens),
             *reward_rows(config),
             *preset_rows(config.update.model_dump()),
+            *evaluation_rows(config),
         ]
 
 
@@ -145,6 +147,7 @@ def make_plan(config: Config) -> Plan:
             check_tokenizer(config.model)
         digest = data_digest(config.data)
         check_rows(config.data)
+        check_evaluation(config, limit + config.rollout.max_new_tokens)
         return Plan(
             config=config,
             context=limit + config.rollout.max_new_tokens,

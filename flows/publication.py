@@ -41,7 +41,8 @@ ratchet export  {quoted} --to FOLDER
 
 - **Model metrics**, a step an iteration: `reward/` what samples got, `rollout/` what was sampled, \
 `score/` what scoring left out, `update/` the optimizer steps, `mismatch/` engine against trainer, \
-`seconds/` where time went, `memory/` what ranks needed.
+`evaluate/` held-out data (a step a policy), `seconds/` where time went, \
+`memory/` what ranks needed.
 - **Artifacts**: `samples/` has a table an iteration, of samples without a reward first, then from \
 worst to best; `manifests/` has what each stage committed: inputs, files and digests.
 """
@@ -102,6 +103,19 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
             values[f"{name}_infinite"] = math.copysign(1.0, value)
         values[name] = math.nan if math.isinf(value) else float(value)
     return values
+
+
+def evaluation_points(version: int, made: Manifest) -> list[tuple[str, float, int, int]]:
+    """Name, value, time in milliseconds and step of each metric that is known.
+
+    The step is the policy's version, and the time that of the commit, so that publishing again
+    gives the same points.
+    """
+    known = {name: value for name, value in made.metrics.items() if value is not None}
+    milliseconds = int(1000 * made.provenance["end"])
+    return [
+        (legal_name(name), value, milliseconds, version) for name, value in finite(known).items()
+    ]
 
 
 def legal_name(name: str) -> str:

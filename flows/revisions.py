@@ -84,7 +84,12 @@ def write_revision(store: Store, first: int, plan: Plan, changes: Sequence[Diffe
 
 def plan_at(revisions: Sequence[Revision], iteration: int) -> Plan:
     """The plan that ``iteration`` is made with."""
-    return next(r.plan for r in reversed(revisions) if r.first <= iteration)
+    return revision_at(revisions, iteration).plan
+
+
+def revision_at(revisions: Sequence[Revision], iteration: int) -> Revision:
+    """The revision that ``iteration`` is made with."""
+    return next(revision for revision in reversed(revisions) if revision.first <= iteration)
 
 
 def stages_from(change: Difference) -> str:

@@ -21,23 +21,23 @@ def join_iteration(store: Store, made: Iteration) -> pa.Table:
     """
     if not made.rounds:
         raise ValueError("the iteration has no committed rollout")
-    rounds = [_join_round(store, each, number) for number, each in enumerate(made.rounds, start=1)]
+    rounds = [join_round(store, each, number) for number, each in enumerate(made.rounds, start=1)]
     table = pa.concat_tables(rounds, promote_options="default")
     if made.update is not None:
         (shard,) = (s for s in made.update.manifest.shards if s.name.startswith("advantages."))
         advantages = read_shard(store, made.update.folder, shard)
         table = _beside(table, advantages, leave_out={"sample_id"})
-    tokens = pc.list_value_length(table["response_ids"])
-    return table.append_column("tokens", tokens)
+    return table
 
 
-def _join_round(store: Store, made: Round, number: int) -> pa.Table:
+def join_round(store: Store, made: Round, number: int) -> pa.Table:
+    """A rollout's samples, and where they are scored, their scores: one row a sample."""
     table = read_table(store, made.rollout.folder, made.rollout.manifest)
     table = table.append_column("round", pa.repeat(pa.scalar(number, pa.int32()), table.num_rows))
     if made.scores is not None:
         scores = read_table(store, made.scores.folder, made.scores.manifest)
         table = _beside(table, scores, leave_out={"sample_id", "group_id"})
-    return table
+    return table.append_column("tokens", pc.list_value_length(table["response_ids"]))
 
 
 def _beside(left: pa.Table, right: pa.Table, leave_out: set[str]) -> pa.Table:

@@ -138,15 +138,32 @@ class Session(Standing):
         trainers.bring_to(self.store, self.history)
         return update_stage.save_snapshot(self.store, update, trainers)
 
+    def evaluate(self, version: int) -> Committed | None:
+        """Answer held-out prompts with policy ``version``, which is that after the history.
+
+        None for a policy of the past that ``ratchet gc`` has let go of.
+        """
+        assert version == len(self.history)
+        made = self.find_evaluation(version)
+        if made is None:
+            if not is_rebuildable(self.store, self.history):
+                return None
+            policy = self.history[-1].ref if version else self.base
+            name = self.policy_name()
+            made = self.evaluation(version).make(version, policy, name, self, self.report)
+        self._at(version).evaluation = made
+        return made
+
     def _values_of(self, critic: CriticName) -> Values:
         trainers = self.pools.trainers
         trainers.bring_to(self.store, self.history)
         return partial(trainers.values, critic)
 
     def _source(self, policy: PolicyName) -> rollout_stage.Source:
-        return GivenResponses() if self.config.data.has_pairs else self._engines_with(policy)
+        return GivenResponses() if self.config.data.has_pairs else self.engines_with(policy)
 
-    def _engines_with(self, policy: PolicyName) -> Engines:
+    def engines_with(self, policy: PolicyName) -> Engines:
+        """The engines, with the weights of ``policy``: that after the history."""
         engines = self.pools.engines
         engines.start()
         if not engines.holds(policy):

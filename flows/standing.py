@@ -12,11 +12,12 @@ from artifacts.manifests import Ref
 from artifacts.rounds import in_round
 from artifacts.runs import has_commit
 from artifacts.store import Store
+from flows.evaluation import Evaluation
 from flows.iteration import Iteration, Round, next_groups
 from flows.listener import Listener, Silent
 from flows.plan import Plan
 from flows.pools import reference_identity
-from flows.revisions import Run, plan_at
+from flows.revisions import Run, plan_at, revision_at
 from stages.contract import Committed, StageError, Work, find
 from stages.rollout import run as rollout_stage
 from stages.rollout.prompts import PromptSet, prepare, prompt_work
@@ -44,6 +45,7 @@ class Standing:
         self.history: list[Committed] = []
         self.iterations: dict[int, Iteration] = {}
         self._prompts: dict[str, PromptSet] = {}
+        self._evaluations: dict[int, Evaluation] = {}
 
     @property
     def base(self) -> Ref:
@@ -153,8 +155,32 @@ class Standing:
             self.report.say("snapshot", state="not whole", error=error)
             return None
 
+    def evaluates(self, version: int) -> bool:
+        """Whether policy ``version`` is to be evaluated."""
+        evaluate = self.config.evaluate
+        return evaluate is not None and evaluate.is_due(version, self.config.iterations)
+
+    def find_evaluation(self, version: int) -> Committed | None:
+        """The committed evaluation of policy ``version``, as the configuration of now has it."""
+        policy = self.history[version - 1].ref if version else self.base
+        return self.evaluation(version).find(version, policy)
+
+    def evaluation(self, version: int) -> Evaluation:
+        """The evaluation that is configured, sampling otherwise as policy ``version`` was made.
+
+        Raises:
+            StageError: none is.
+        """
+        if self.config.evaluate is None:
+            raise StageError("the run has no held-out data: set evaluate.data.path")
+        revision = revision_at(self.run.revisions, max(version, 1))
+        if revision.first not in self._evaluations:
+            made = Evaluation(self.store, revision.plan, self.config.evaluate)
+            self._evaluations[revision.first] = made
+        return self._evaluations[revision.first]
+
     def is_complete(self) -> bool:
-        """Whether nothing is left to make, snapshots included. Reads, and makes nothing."""
+        """Whether nothing is left to make, snapshots and evaluations included. Reads alone."""
         iterations = self.config.iterations
         if not has_commit(self.store, iterations, "update"):  # one look, where there is much to do
             return False
@@ -162,6 +188,11 @@ class Standing:
             self.find_snapshot(update) or not is_rebuildable(self.store, self.history[:iteration])
             for iteration, update in enumerate(self.history, start=1)
             if self._is_kept(iteration)
+        )
+        is_done = is_done and all(
+            self.find_evaluation(version) or not is_rebuildable(self.store, self.history[:version])
+            for version in range(iterations + 1)
+            if self.evaluates(version)
         )
         self.history.clear()
         return is_done

@@ -14,6 +14,7 @@ from artifacts.runs import is_committed, iterations, read_record
 from artifacts.store import Store
 from artifacts.tombstones import is_retired
 from flows.config import Config, UserError
+from flows.evaluations import evaluation_rows, print_evaluations
 from flows.iteration import Iteration, next_groups, read_iteration
 from flows.revisions import plan_at, read_revisions
 from flows.tables import print_table
@@ -44,6 +45,7 @@ def run_status(url: str) -> dict[str, Any]:
         "finished_iterations": updates,
         "is_complete": updates >= planned,
         "snapshots": snapshots(store),
+        "evaluations": evaluation_rows(store),
         "tracking": tracking_record(store),
         "stages": rows,
     }
@@ -181,6 +183,9 @@ def status_table(found: dict[str, Any]) -> None:
     kept = ", ".join(map(str, found["snapshots"]))
     print(f"\n{finished} of {planned} iterations finished: {found['run']}")
     print(f"policies kept: {kept}" if kept else "no policy is kept yet")
+    if found["evaluations"]:
+        print()
+        print_evaluations(found["evaluations"])
 
 
 def _iterations(found: dict[str, Any]) -> Iterable[int]:

@@ -9,15 +9,13 @@ manifests and carries their times, so that publishing again gives the same point
     <store>/mlflow.db               where MLflow keeps the rest, if no URI is given
 """
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
 import queue
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,24 @@ from artifacts.errors import AlreadyExistsError, IntegrityError
 from artifacts.secrets import redacted
 from artifacts.store import Store
 from flows.iteration import Iteration
+from flows.listener import Listener
 from flows.plan import Plan
-from flows.publication import finite, legal_name, metrics_of, params_of, renamed, table_tag, tags_of
+from flows.publication import (
+    evaluation_points,
+    finite,
+    legal_name,
+    metrics_of,
+    params_of,
+    renamed,
+    table_tag,
+    tags_of,
+)
 from flows.report import Report
 from flows.samples import join_iteration, telling_rows
+from flows.session import Session
 from flows.status import TRACKING_RECORD as RECORD
+from flows.tracking_place import alone_at, artifact_location, sqlite_path, tracking_uri
+from stages.contract import Committed
 
 _CLOSE_SECONDS = 30.0
 _SAMPLES = "samples/iteration-{:06d}.json"
@@ -101,8 +112,11 @@ class Tracker:
     def _catch_up(self) -> None:
         run = self._open_run()
         for iteration in sorted(self._waiting):
+            made = self._waiting[iteration]
             if iteration > run.published:
-                run.publish(iteration, self._waiting[iteration])
+                run.publish(iteration, made)
+            if made.evaluation is not None:
+                run.publish_evaluation(iteration, made.evaluation)
             del self._waiting[iteration]
 
     def _open_run(self) -> "TrackedRun":
@@ -112,7 +126,8 @@ class Tracker:
         return self._run
 
     def _find_run(self) -> None:
-        self._run = TrackedRun(self._store, self._plan, self._flow_run_id, self._report)
+        self._run = TrackedRun(self._store, self._plan, self._report)
+        self._run.begin(self._flow_run_id)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         try:
@@ -132,7 +147,7 @@ class Tracker:
 class TrackedRun:
     """The MLflow run of a training run: found by the id in the store, or made."""
 
-    def __init__(self, store: Store, plan: Plan, flow_run_id: str, report: Report) -> None:
+    def __init__(self, store: Store, plan: Plan, report: Listener) -> None:
         self._store, self._plan, self._report = store, plan, report
         self._uri = tracking_uri(plan)
         with alone_at(self._uri):
@@ -143,6 +158,9 @@ class TrackedRun:
             self._describe()
         # Published last of an iteration's points: a restart reads here how far publishing came.
         self.published = int(found.data.metrics.get("iteration", 0))
+
+    def begin(self, flow_run_id: str) -> None:
+        """Mark the run as at work."""
         self._client.update_run(self._id, status="RUNNING")
         self._client.set_tag(self._id, "prefect.flow_run_id", flow_run_id)
 
@@ -170,6 +188,12 @@ class TrackedRun:
         points = [Metric(name, value, milliseconds, iteration) for name, value in values.items()]
         self._log(points, [RunTag(name, value) for name, value in tags.items()])
         self.published = iteration
+
+    def publish_evaluation(self, version: int, made: Committed) -> None:
+        """The points of an evaluation of policy ``version``; the same ones each time."""
+        from mlflow.entities import Metric
+
+        self._log([Metric(*point) for point in evaluation_points(version, made.manifest)], [])
 
     def end(self, status: str) -> None:
         """Mark the run as ended."""
@@ -258,6 +282,20 @@ class TrackedRun:
         self._client.log_inputs(self._id, [DatasetInput(dataset, tags)])
 
 
+def publish_evaluation(session: Session, version: int, made: Committed) -> None:
+    """Add an evaluation's points to the MLflow run of the session's run, where it has one.
+
+    A failure is said, and fails nothing: the same evaluation, asked for again, is published again.
+    """
+    if not session.config.tracking.enabled or not session.store.exists(RECORD):
+        return
+    try:
+        run = TrackedRun(session.store, session.plan, session.report)
+        run.publish_evaluation(version, made)
+    except Exception as error:
+        session.report.say("tracking", state="failing", error=_in_short(error))
+
+
 def connect(uri: str) -> Any:
     """A client of the tracking server at ``uri``; it says what goes wrong and nothing else."""
     for name, value in _SETTINGS.items():
@@ -266,7 +304,7 @@ def connect(uri: str) -> Any:
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    path = _sqlite_path(uri)
+    path = sqlite_path(uri)
     if path is not None and not os.path.exists(path):
         _make_database(mlflow, path)
     return mlflow.MlflowClient(tracking_uri=uri)
@@ -279,23 +317,6 @@ def _make_database(mlflow: Any, path: str) -> None:
         Path(leftover).unlink(missing_ok=True)
     mlflow.MlflowClient(tracking_uri=f"sqlite:///{new}")
     os.rename(new, path)
-
-
-@contextlib.contextmanager
-def alone_at(uri: str) -> Iterator[None]:
-    """One process at a time, where ``uri`` is an SQLite file: a client's making makes its tables.
-
-    MLflow 3.17 itself lets several processes migrate a new file at once; most fail, and the file
-    may stay broken ("duplicate column name", "_alembic_tmp_metrics already exists").
-    """
-    path = _sqlite_path(uri)
-    if path is None:
-        yield
-        return
-    with open(f"{path}.lock", "w") as file:
-        # Let go of when the file closes, by whatever end of the process too.
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def find_or_make_experiment(client: Any, uri: str, plan: Plan) -> str:
@@ -311,29 +332,6 @@ def find_or_make_experiment(client: Any, uri: str, plan: Plan) -> str:
             if found is None:
                 raise
     return str(found.experiment_id)
-
-
-def tracking_uri(plan: Plan) -> str:
-    """The configured URI, or an SQLite file beside the runs; in this folder if those are remote."""
-    if plan.config.tracking.uri:
-        return plan.config.tracking.uri
-    store = plan.config.store
-    folder = Path.cwd() if "://" in store else Path(store).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'mlflow.db'}"
-
-
-def artifact_location(uri: str, store: str) -> str | None:
-    """Where MLflow keeps files: beside the runs; a server knows its own place."""
-    if uri.startswith(("http://", "https://")):
-        return None
-    base = store.rstrip("/") if "://" in store else str(Path(store).resolve())
-    return f"{base}/mlartifacts"
-
-
-def _sqlite_path(uri: str) -> str | None:
-    path = uri.removeprefix("sqlite:///")
-    return None if path == uri else path
 
 
 def _in_short(error: Exception) -> str:

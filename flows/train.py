@@ -18,6 +18,7 @@ from prefect.tasks import exponential_backoff
 from artifacts.errors import HeldError, IntegrityError, LeaseLostError, RetiredError
 from artifacts.rounds import in_round
 from flows.config import Config, UserError
+from flows.evaluations import lines_of
 from flows.holding import hold_unless_complete
 from flows.plan import make_plan
 from flows.record import open_run
@@ -58,6 +59,18 @@ def update(session: Session, iteration: int) -> State[Any]:
     made = session.update(iteration)
     session.snapshot(iteration)
     return _finish(session, "update", str(iteration), made)
+
+
+@task(task_run_name="evaluate-{version}", **_OPTIONS)
+def evaluate(session: Session, version: int) -> State[Any]:
+    """A policy's answers to held-out prompts. Nothing of training depends on them."""
+    made = session.evaluate(version)
+    if made is None:
+        return Completed(name="Skipped", message=f"policy {version} was let go by ratchet gc")
+    for line in lines_of(made.manifest.metrics):
+        state = "reused" if made.was_reused else None
+        session.report.say("evaluate", iteration=version, **line, state=state)
+    return _completed(made)
 
 
 @flow(name="ratchet", flow_run_name="{config.run}", validate_parameters=True)
@@ -115,16 +128,26 @@ def iterate(session: Session, tracker: Tracker) -> None:
         session.pools.warm_up()
         session.look_back()  # while the workers start
     tracker.open(_flow_run_id())
+    if session.evaluates(0):
+        evaluate.with_options(**options)(session, 0)
+        tracker.publish(0, session.iterations[0])
     for iteration in range(1, session.config.iterations + 1):
         for number in session.rounds(iteration):
             rollout.with_options(**options)(session, iteration, number)
             score.with_options(**options)(session, iteration, number)
         update.with_options(**options)(session, iteration)
         tracker.publish(iteration, session.iterations[iteration])
+        if session.evaluates(iteration):
+            evaluate.with_options(**options)(session, iteration)
+            tracker.publish(iteration, session.iterations[iteration])
 
 
 def _finish(session: Session, stage: str, place: str, made: Committed) -> State[Any]:
     session.report.stage(stage, place, made.manifest, made.was_reused)
+    return _completed(made)
+
+
+def _completed(made: Committed) -> State[Any]:
     name = "Reused" if made.was_reused else "Completed"
     return Completed(name=name, message=f"{made.folder} {made.manifest.digest[:16]}")
 

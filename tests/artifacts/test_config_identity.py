@@ -13,6 +13,7 @@ from artifacts.manifests import Manifest
 from artifacts.store import Store
 from flows.config import Config, make_config
 from flows.critic_checks import critic_digest
+from flows.evaluation_config import EvaluateConfig, EvaluationData
 from flows.iteration import Iteration, Round
 from flows.plan import Plan, prompt_limit
 from flows.revisions import Revision, Run
@@ -53,6 +54,7 @@ EXECUTION = {
     "update.max_tokens_per_rank",
     "update.sp",
     "checkpoint.every",
+    "evaluate",  # enters the keys of evaluations, and none of training
     "lease.single_writer",
     "lease.ttl_seconds",
     "resources.ray_address",
@@ -157,6 +159,8 @@ def another(annotation: Any, value: Any) -> Any:
         return {**value, "another": 1}
     if origin is list:
         return [*value, another(arguments[0], None)]
+    if annotation is EvaluateConfig:
+        return EvaluateConfig(data=EvaluationData(path="sums.jsonl"))
     if annotation is bool:
         return not value
     if annotation in (int, float):

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sqlite3
+from contextlib import closing
 
 import httpx
 import psutil
@@ -10,6 +12,7 @@ import pytest
 from artifacts.runs import committed
 from artifacts.store import Store
 from launching import (
+    EVALUATE,
     STAGES,
     digests,
     file_times,
@@ -28,8 +31,8 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def whole(bench):
-    """The run that nobody disturbs."""
-    bench.cli("train", "run.yaml")
+    """The run that nobody disturbs, and the only one with evaluations."""
+    bench.cli("train", "run.yaml", EVALUATE)
     return bench.url("whole")
 
 
@@ -53,6 +56,18 @@ def test_train_from_one_command_commits_every_stage_and_reports_it(bench, whole)
         assert row["reference_logprobs"] == pytest.approx(row["logprobs"], abs=1e-4)
     assert (whole / "policy").is_dir()
     assert names(whole, "policy/*") == ["000002", "000003"]
+
+
+def test_evaluations_of_a_run_are_listed_and_stand_in_mlflow_at_their_policys_step(bench, whole):
+    found = json.loads(bench.cli("status", "runs/whole", "--json").stdout)["evaluations"]
+    assert [row["policy"] for row in found] == [0, 2, 3]
+    with closing(sqlite3.connect(bench.folder / "runs" / "mlflow.db")) as database:
+        for name in ("pass_at_1", "greedy_reward_mean"):
+            query = "select step, value from metrics where key = ? order by step"
+            points = database.execute(query, (f"evaluate/data/{name}",)).fetchall()
+            expected = [(r["policy"], r["metrics"][f"evaluate/data/{name}"]) for r in found]
+            assert points == expected
+    bench.cli("verify", "runs/whole")
 
 
 def test_samples_of_a_run_can_be_filtered_and_sorted(bench, whole):
@@ -86,7 +101,7 @@ def test_resume_of_a_complete_run_starts_nothing_and_changes_nothing(bench, whol
     done = bench.cli("resume", "runs/whole")
     assert "start" not in done.stderr
     assert "complete: all 3 iterations" in done.stderr
-    assert done.stderr.count("reused") == 9
+    assert done.stderr.count("reused") == 9 + 3 * 2  # stages; policies, sampled and greedy
     assert file_times(whole) == before
 
 

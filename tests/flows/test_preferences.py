@@ -15,6 +15,7 @@ from artifacts.manifests import Ref, read_manifest
 from artifacts.shards import read_shard
 from artifacts.verification import committed_folders, verify
 from flows.config import UserError, load_config
+from flows.evaluations import evaluation_samples
 from flows.plan import make_plan
 from flows.replay import replay
 from flows.samples import join_iteration
@@ -29,10 +30,16 @@ CHANGES = {
         "template": "plain",
         "batch_size": 4,
     },
-    "rollout": {"max_new_tokens": 6, "prompts_per_shard": 2},
+    "rollout": {"engine": "hf", "dtype": "float32", "max_new_tokens": 6, "prompts_per_shard": 2},
     "score": {},
     "update": {"algorithm": "dpo", "lr": 1e-3, "dtype": "float32", "minibatches": 2},
     "iterations": 6,
+}
+
+EVALUATE = {
+    "data": {"path": "data.jsonl"},
+    "samples_per_prompt": 3,
+    "rewards": [{"fn": "rewards.py:digits"}],
 }
 
 
@@ -167,6 +174,19 @@ def test_interrupted_run_goes_on_to_the_same_bytes(run, monkeypatch):
     assert halves == {place: digest for place, digest in whole.items() if place[0] <= 2}
 
 
+def test_policy_that_learned_from_pairs_is_evaluated_by_what_it_answers(run, monkeypatch):
+    monkeypatch.chdir(run[0])
+    with session("iterations=6", f"evaluate={json.dumps(EVALUATE)}") as made:
+        made.recall_finished()
+        made.evaluate(6)
+    assert verify(run[1]).problems == []
+    rows = evaluation_samples(run[1], 6).to_pylist()
+    assert len(rows) == 6 * 3
+    weights = run[2][6].update.manifest.outcome["weights_digest"]
+    assert {row["policy_digest"] for row in rows} == {weights}
+    assert "given" not in {row["finish_reason"] for row in rows}
+
+
 def test_verify_names_given_samples_with_a_samplers_log_probs(run):
     store, made = run[1], run[2][1].rounds[0].rollout
     tables = [read_shard(store, made.folder, shard) for shard in made.manifest.shards]
@@ -190,6 +210,7 @@ def test_verify_names_given_samples_with_a_samplers_log_probs(run):
         ("update.reward_kl_coef=0.1", "update.reward_kl_coef is 0.1, and data.chosen"),
         ("update.overlong_buffer_tokens=2", "update.overlong_buffer_tokens is 2, and data"),
         ("data.sources=[{path: pairs.jsonl, prompt: question, chosen: good}]", "give both chosen"),
+        ("evaluate={data: {path: data.jsonl}}", "name a reward for the answers to held-out"),
         (
             "data.sources=[{path: pairs.jsonl, chosen: good, rejected: bad}]",
             "has no column 'prompt'",

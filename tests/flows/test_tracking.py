@@ -15,11 +15,16 @@ from typing import Any
 import mlflow
 import pytest
 
+from artifacts.store import Store
+from flows.iteration import Iteration
 from flows.plan import Plan
 from flows.record import open_run
 from flows.report import Report, set_up_logging
-from flows.tracking import Tracker, connect, tracking_uri
+from flows.session import Session
+from flows.tracking import Tracker, connect, publish_evaluation, tracking_uri
 from small_run import REWARDS, small_plan, small_run, write_iteration
+from stages.contract import Product, find_or_make
+from stages.evaluation import EvaluationWork
 
 # What trackers refused or mixed up in the reports behind case 36.
 NAMES = (
@@ -111,6 +116,41 @@ def test_tracking_of_a_run_shows_its_numbers_settings_data_and_records(folder: P
         "update": made[2].update.manifest.digest,
     }
     assert manifests["update"]["inputs"]["rollout"]["path"] == made[2].rounds[0].rollout.folder
+
+
+def write_evaluation(store: Store, version: int, **metrics: float | None) -> Iteration:
+    """Commit an evaluation of policy ``version`` that came to ``metrics``."""
+    work = EvaluationWork("evaluation", "evaluation", 1, version, {"of": sorted(metrics)}, {})
+    named = {f"evaluate/data/{name}": value for name, value in metrics.items()}
+    return Iteration(evaluation=find_or_make(store, work, lambda: Product([], metrics=named)))
+
+
+def test_tracking_of_evaluations_shows_each_once_at_its_policys_step(folder: Path) -> None:
+    plan = small_plan(folder)
+    store, made = small_run(plan)
+    first = write_evaluation(store, 0, pass_at_1=0.25, greedy_pass_at_1=None)
+    made[2].evaluation = write_evaluation(store, 2, pass_at_1=0.5).evaluation
+    for _ in range(2):
+        assert track(plan, {0: first, **made}).num_failures == 0
+    found = points(plan, "evaluate/data/pass_at_1")
+    assert [(step, value) for step, value, _ in found] == [(0, 0.25), (2, 0.5)]
+    assert found[0][2] == int(1000 * first.evaluation.manifest.provenance["end"])
+    (run,) = runs(plan)
+    assert "evaluate/data/greedy_pass_at_1" not in run.data.metrics  # nothing is known
+
+
+def test_evaluation_beside_a_run_adds_its_points_and_leaves_the_run_as_it_ended(
+    folder: Path,
+) -> None:
+    plan = small_plan(folder)
+    store, made = small_run(plan)
+    session = Session(open_run(plan))
+    alone = write_evaluation(store, 1, pass_at_8=0.75).evaluation
+    publish_evaluation(session, 1, alone)  # nobody tracks the run yet
+    track(plan, made, status="FAILED")
+    publish_evaluation(session, 1, alone)
+    assert [(s, v) for s, v, _ in points(plan, "evaluate/data/pass_at_8")] == [(1, 0.75)]
+    assert runs(plan)[0].info.status == "FAILED"
 
 
 def test_tracking_sample_table_leads_from_failed_to_best_and_opens_as_a_table(folder: Path) -> None:
