@@ -159,12 +159,46 @@ def samples(
     where: Annotated[str | None, typer.Option(help='SQL, such as "reward > 0.5".')] = None,
     sort: Annotated[str | None, typer.Option(help='SQL, such as "reward desc".')] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows.")] = 10,
+    evaluation: Annotated[
+        int | None, typer.Option(min=0, metavar="POLICY", help="Of its newest evaluation.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at rollouts with their rewards."""
     from flows.look import print_samples
 
-    print_samples(run_url(run), iteration, where, sort, limit, as_json)
+    print_samples(run_url(run), iteration, where, sort, limit, as_json, evaluation)
+
+
+@app.command()
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="A folder or a run's URL.")],
+    overrides: Overrides = None,
+    *,
+    data: Annotated[str | None, typer.Option(help="Held-out prompts; default: the run's.")] = None,
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="Its policy; default: the newest.")
+    ] = None,
+    num_samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Of a prompt.")
+    ] = None,
+    k: Annotated[str | None, typer.Option(metavar="K,K", help="Of pass@k, such as 1,4,8.")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="A greedy answer too, or alone.")
+    ] = False,
+    reward: Annotated[
+        list[str] | None, typer.Option(metavar="SPEC", help="As of rescore; default: the run's.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(metavar="URL", help="Run that a model gets.")] = None,
+    debug: Debug = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer held-out prompts: pass@k and rewards, as artifacts."""
+    from flows.evaluate import Asked, print_evaluation
+
+    asked = Asked(data, num_samples, k, greedy, reward or [])
+    url = run_url(target)
+    print_evaluation(url, asked, iteration, to, overrides or [], debug, as_json)
 
 
 @app.command()

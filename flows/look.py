@@ -11,6 +11,7 @@ from artifacts.branches import open_store
 from artifacts.runs import iterations
 from artifacts.store import Store
 from flows.config import UserError
+from flows.evaluations import evaluation_samples
 from flows.iteration import read_iteration
 from flows.samples import join_iteration, shown_columns
 from flows.tables import fits, print_block, print_table
@@ -20,17 +21,32 @@ _TEXT_LIMIT = 1200
 
 
 def print_samples(
-    url: str, iteration: int | None, where: str | None, sort: str | None, limit: int, as_json: bool
+    url: str,
+    iteration: int | None,
+    where: str | None,
+    sort: str | None,
+    limit: int,
+    as_json: bool,
+    evaluation: int | None = None,
 ) -> None:
-    """Print rows of an iteration's samples; ``where`` and ``sort`` are SQL over the columns."""
+    """Print rows of an iteration's samples, or of the newest ``evaluation`` of a policy.
+
+    ``where`` and ``sort`` are SQL over the columns.
+    """
     store = open_store(url)
-    number, whole = _iteration_table(store, url, iteration)
+    if evaluation is None:
+        number, whole = _iteration_table(store, url, iteration)
+        of = f"iteration {number}"
+    elif iteration is None:
+        whole, of = evaluation_samples(store, evaluation), f"evaluation of policy {evaluation}"
+    else:
+        raise UserError("--iteration and --evaluation are of different samples: give one")
     table = query(whole, where, sort, limit)
     if as_json:
         print(json.dumps(_plain(table.to_pylist()), indent=1, ensure_ascii=False))
         return
     _print(table)
-    print(f"\niteration {number}: {table.num_rows} of {whole.num_rows} samples")
+    print(f"\n{of}: {table.num_rows} of {whole.num_rows} samples")
 
 
 def _print(table: pa.Table) -> None:
