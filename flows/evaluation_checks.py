@@ -1,6 +1,7 @@
 """Whether an evaluation can work, before anything heavy loads."""
 
 from flows.config import Config, UserError
+from flows.reward_checks import check_rewards
 from stages.models import has_chat_template
 from stages.rollout.rows import check_rows, data_digest
 from stages.score.rewards import reward_digests
@@ -44,6 +45,7 @@ def check_evaluation(config: Config, context: int) -> None:
             raise UserError(f"evaluate.data: {error}") from error
     if evaluate.rewards is not None:
         reward_digests(evaluate.rewards)
+        check_rewards(config, evaluate.rewards, context)
         if any(spec.per_token for spec in evaluate.rewards):
             check_tokenizer(config.model)
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from stages.rollout.config import DataConfig, DataSource, RolloutConfig
-from stages.score.config import RewardSpec
+from stages.score.config import AnyReward
 from stages.settings import Section, execution
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
@@ -77,7 +77,7 @@ class EvaluateConfig(Section):
     min_p: float | None = Field(None, ge=0, lt=1, description="null: the rollout's")
     max_new_tokens: int | None = Field(None, ge=1, description="null: the rollout's")
     max_prompts: int | None = Field(None, ge=1, description="first rows of a source; null: all")
-    rewards: list[RewardSpec] | None = Field(None, min_length=1, description="null: the score's")
+    rewards: list[AnyReward] | None = Field(None, min_length=1, description="null: the score's")
 
     @field_validator("k")
     @classmethod

@@ -142,7 +142,7 @@ def make_plan(config: Config) -> Plan:
         check_critic(config)
         check_template(config)
         functions = reward_digests(config.score.rewards)
-        check_rewards(config, limit + config.rollout.max_new_tokens)
+        check_rewards(config, config.score.rewards, limit + config.rollout.max_new_tokens)
         if any(spec.per_token for spec in config.score.rewards):
             check_tokenizer(config.model)
         digest = data_digest(config.data)

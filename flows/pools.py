@@ -11,6 +11,7 @@ from stages.rollout.engines import Engines
 from stages.rollout.worker import PolicyName
 from stages.score.config import ScoreConfig
 from stages.score.judge_spec import JudgeSpec, with_rubric
+from stages.score.rewards import reward_digests
 from stages.score.scorers import RewardModels, Scorers
 from stages.score.worker import ReferenceSpec, ScorerSpec
 from stages.update.trainer_spec import TrainerSpec
@@ -83,9 +84,9 @@ class Pools:
         wanted = self._resources.score
         count = 1 if self._debug else wanted.workers
         rewards = [with_rubric(s) if isinstance(s, JudgeSpec) else s for s in score.rewards]
-        spec = ScorerSpec(
-            rewards, reference, self._config.model, count, self._debug, self._plan.functions
-        )
+        is_own = score.rewards == self._config.score.rewards
+        digests = self._plan.functions if is_own else reward_digests(score.rewards)
+        spec = ScorerSpec(rewards, reference, self._config.model, count, self._debug, digests)
         place = Placement(wanted.gpus, wanted.threads or _share(wanted.workers))
         return Scorers(self.cluster, spec, place, score.retries, self._reward_models)
 

@@ -1,21 +1,23 @@
 """Whether reward models and judges can read what this run writes: before anything heavy loads."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flows.config import Config, UserError
 from stages.score.checkpoint import position_limit, template_of
-from stages.score.config import judges
+from stages.score.config import AnyReward, judges
 from stages.score.judge_spec import api_key_of
 from stages.score.reward_model_spec import RewardModelSpec
 
 
-def check_rewards(config: Config, longest: int) -> None:
+def check_rewards(config: Config, rewards: Sequence[AnyReward], longest: int) -> None:
     """Refuse a reward model that can't read the samples, and a judge whose key is not there.
 
     Args:
+        rewards: the run's, or those of its evaluations.
         longest: tokens of the longest sample, in the policy's tokens.
     """
-    for spec in reward_models(config):
+    for spec in reward_models(rewards):
         if config.data.template == "chat" and spec.template is None and template_of(spec) != "chat":
             raise UserError(
                 f"reward {spec.column!r}: data.template is chat, and model {spec.model!r} has no "
@@ -29,7 +31,7 @@ def check_rewards(config: Config, longest: int) -> None:
                 f"longest sample has {longest} of the same tokenizer: lower data.max_prompt_tokens "
                 "or rollout.max_new_tokens"
             )
-    for judge in judges(config.score.rewards):
+    for judge in judges(rewards):
         api_key_of(judge)
 
 
@@ -37,7 +39,7 @@ def reward_rows(config: Config) -> list[tuple[str, str, str]]:
     """Rows of the plan about what is asked for rewards beside functions."""
     models = [
         (f"reward {spec.column}", spec.model, _model_source(config, spec))
-        for spec in reward_models(config)
+        for spec in reward_models(config.score.rewards)
     ]
     asked = [
         (f"reward {spec.column}", spec.model, f"a judge at {spec.judge}")
@@ -46,9 +48,9 @@ def reward_rows(config: Config) -> list[tuple[str, str, str]]:
     return [*models, *asked]
 
 
-def reward_models(config: Config) -> list[RewardModelSpec]:
-    """The rewards that models give."""
-    return [spec for spec in config.score.rewards if isinstance(spec, RewardModelSpec)]
+def reward_models(rewards: Sequence[AnyReward]) -> list[RewardModelSpec]:
+    """Those of ``rewards`` that models give."""
+    return [spec for spec in rewards if isinstance(spec, RewardModelSpec)]
 
 
 def _model_source(config: Config, spec: RewardModelSpec) -> str:

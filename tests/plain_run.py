@@ -97,7 +97,10 @@ class PlainTrainer:
     def is_alive(self) -> bool:
         return True
 
-    def load(self, store: Store, snapshot: Ref | None) -> None:
+    def total_memory(self) -> int:
+        return 1 << 40
+
+    def load(self, store: Store, snapshot: Ref | None, checkpoints: bool) -> None:
         if snapshot is None:
             self._tensors = {
                 kind: {n: np.zeros(shape, np.float32) for n, shape in _SHAPES.items()}
@@ -173,7 +176,8 @@ def plain_plan(folder: Path, **changes: Any) -> Plan:
         "data": {"path": "rows.jsonl", "batch_size": 2},
         "rollout": {"samples_per_prompt": 2, "max_new_tokens": 6, "prompts_per_shard": 1},
         "score": {"rewards": [{"fn": f"{reward}:share"}]},
-        "update": {"lr": 0.125, "minibatches": 2},
+        # There is no model to estimate the memory of.
+        "update": {"lr": 0.125, "minibatches": 2, "activation_checkpointing": False},
         "checkpoint": {"every": 2},
         **changes,
     }

@@ -54,6 +54,7 @@ def orders(count=6):
                     "seed": 1000 * index + k,
                     "prompt_ids": [1, 5 + index, 6, 7],
                     "prompt_text": "",
+                    "messages": None,
                     "ground_truth": None,
                     "extra": "{}",
                 }
